@@ -115,6 +115,15 @@ def test_published_config_gives_the_full_size(tmp_path):
     assert (found.towers[0].num_patches, found.action_vocab_end) == (256, 32000)
 
 
+@pytest.mark.parametrize("number", ["x", "1000000"])
+def test_a_name_does_not_decide_how_many_blocks_are_built(number):
+    checkpoint = Checkpoint(CHECKPOINT)
+    checkpoint.shapes[name := f"vision_backbone.featurizer.blocks.{number}.gamma"] = (1,)
+    config = OpenVLAConfig.from_checkpoint(CHECKPOINT, checkpoint.shapes)
+    with pytest.raises(WeightsError, match=f"1 unexpected: {name}"):
+        OpenVLAModel.from_checkpoint(checkpoint, config)
+
+
 def test_what_is_wrong_with_a_checkpoint_is_said(tmp_path, monkeypatch):
     folder = make_checkpoint(tmp_path / "whole")
     for options, message in (

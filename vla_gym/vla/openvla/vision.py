@@ -71,12 +71,12 @@ class ViTConfig:
             raise WeightsError(
                 f"Expected a vision tower {prefix}*, cannot find {error}."
             ) from error
-        blocks = [
-            name[len(prefix) :].split(".")[1] for name in shapes if f"{prefix}blocks." in name
-        ]
+        # Counted, whatever their numbers: a name must not decide how much is built.
+        start = f"{prefix}blocks."
+        blocks = {n[len(start) :].split(".")[0] for n in shapes if n.startswith(start)}
         return cls(
             width=width,
-            depth=1 + max(map(int, blocks)),
+            depth=len(blocks),
             num_heads=num_heads,
             mlp_width=mlp_width,
             num_patches=num_patches,
