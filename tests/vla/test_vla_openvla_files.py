@@ -124,6 +124,20 @@ def test_a_name_does_not_decide_how_many_blocks_are_built(number):
         OpenVLAModel.from_checkpoint(checkpoint, config)
 
 
+@pytest.mark.parametrize("quantity", ["action", "proprio"])
+def test_statistics_of_another_size_are_refused(tmp_path, quantity):
+    folder = make_checkpoint(tmp_path / "short")
+    file = folder / "dataset_statistics.json"
+    statistics = json.loads(file.read_text())
+    statistics["libero_goal_no_noops"][quantity] = {"q01": [0.0], "q99": [1.0]}
+    file.unlink()
+    file.write_text(json.dumps(statistics))
+    with pytest.raises(
+        WeightsError, match=f"short: expected statistics of . numbers of {quantity}, got 1"
+    ):
+        OpenVLAOFTBackend.from_pretrained(folder)
+
+
 def test_what_is_wrong_with_a_checkpoint_is_said(tmp_path, monkeypatch):
     folder = make_checkpoint(tmp_path / "whole")
     for options, message in (

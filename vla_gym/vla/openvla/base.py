@@ -72,7 +72,15 @@ def load_parts(
     files = [find_file(folder, part, "checkpoint") for part in ("action_head", "proprio_projector")]
     if film := find_file(folder, "vision_backbone", "checkpoint"):
         raise WeightsError(f"{film} is of a policy with FiLM, which is not supported.")
-    statistics = choose_statistics(read_statistics(folder), options.unnorm_key, folder)
+    statistics: Mapping[str, Any] = choose_statistics(
+        read_statistics(folder), options.unnorm_key, folder
+    )
+    sizes = {"action": ACTION_SIZE} | ({"proprio": PROPRIO_SIZE} if files[1] else {})
+    for name, size in sizes.items():
+        if (found := Normalizer(statistics.get(name) or {}).size) != size:
+            raise WeightsError(
+                f"{folder}: expected statistics of {size} numbers of {name}, got {found}."
+            )
     tokenizer = options.tokenizer or folder
     if not callable(tokenizer):
         tokenizer = load_tokenizer(tokenizer)
