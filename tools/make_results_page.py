@@ -28,7 +28,7 @@ from results_curves import partner_of, write_all
 
 from vla_gym.errors import ConfigError
 from vla_gym.suites import get_task
-from vla_gym_trainers.evaluation.cards import read_card
+from vla_gym_trainers.evaluation.cards import difference, read_card
 from vla_gym_trainers.on_policy.config import GRPOConfig, PPOConfig
 from vla_gym_trainers.report.curves import SUCCESS_KEYS, TRAINING, seconds_of
 from vla_gym_trainers.report.data import read_rows
@@ -55,7 +55,8 @@ def add(place: str, run: Path, evaluation: Path) -> None:
     """Copy two cards into results/.
 
     Raises:
-        ConfigError: If the group is unknown or the evaluation is not paired with the VLA's.
+        ConfigError: If the group is unknown, or the evaluation is not paired with the VLA's or was
+            played under other rules than the page's.
     """
     group, _, name = place.partition("/")
     if group not in GROUPS or not re.fullmatch(r"[\w.-]+", name):
@@ -65,6 +66,12 @@ def add(place: str, run: Path, evaluation: Path) -> None:
         raise ConfigError(f"{evaluation} has no comparison: evaluate with --paired.")
     if card.protocol.get("first_seed") is not None:
         raise ConfigError(f"{evaluation} is of sampled layouts: evaluate on official states.")
+    assets = "libero" if group in LIBERO_GROUPS else "lite"
+    rules = {"name": None, "assets": assets, "physics": "fast", "variation": None}
+    played = {key: card.protocol.get(key) for key in rules}
+    played["assets"] = card.protocol["assets"]["name"]
+    if what := difference(rules, played):
+        raise ConfigError(f"{evaluation} was played under other rules than {group} has; {what}.")
     runs = str(run.resolve()).removesuffix(place)
     train = json.dumps(json.loads((run / "card.json").read_text()), indent=1) + "\n"
     points = ",\n".join(json.dumps(point) for point in curve_of(run))

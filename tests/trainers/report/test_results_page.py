@@ -45,6 +45,11 @@ def test_cards_of_other_conditions_are_refused_or_told_apart(tmp_path):
     path.write_text(json.dumps(content | {"protocol": content["protocol"] | {"variation": "mild"}}))
     with pytest.raises(ConfigError, match="no variation or strong"):
         robustness.rows_of("TD3+BC", path)
+    lite = {"assets": {"name": "lite", "digest": ""}}
+    for change in ({"name": "openpi"}, {"physics": "exact"}, {"variation": "mild"}, lite):
+        path.write_text(json.dumps(content | {"protocol": content["protocol"] | change}))
+        with pytest.raises(ConfigError, match=f"other rules than libero has; {next(iter(change))}"):
+            tool.add("libero/x", tmp_path, tmp_path)
     for row in content["results"]["episodes"]:
         row["seed"], row["init_state_id"] = TEST_SEED + row["init_state_id"], -1
     content["protocol"]["first_seed"] = TEST_SEED
