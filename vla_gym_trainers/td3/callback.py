@@ -60,6 +60,10 @@ class RunCallback(BaseCallback):
         if self.run.is_late or self.run.stop.is_made:
             raise StopRun
 
+    def _on_training_end(self) -> None:
+        self.log_evaluation(wait=True)  # while one is under way, none is due
+        self._on_rollout_start()  # what the last block made due
+
     def log_evaluation(self, wait: bool = False) -> None:
         """Log the evaluation that is under way, if it has ended or ``wait`` says to wait for it."""
         metrics = {} if self.best is None else self.best.poll(wait)

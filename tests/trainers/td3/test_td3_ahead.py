@@ -134,9 +134,9 @@ def test_evaluation_goes_on_beside_collecting(tmp_path: Path) -> None:
 
 
 def test_a_run_with_checkpoints_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Evaluations go on beside it."""
+    """Evaluations go on beside it; the last one is of its last policy."""
     use_toy(monkeypatch)
-    settings = {**TINY, "ahead": 3, "eval_states": 0}
+    settings = {**TINY, "ahead": 3, "eval_states": 0, "eval_every": 80}
     train_td3(TD3RunConfig(run_dir=tmp_path, **{**settings, "total_timesteps": 150}))
     run = RunDir(tmp_path)
     for folder in run.checkpoints():
@@ -145,7 +145,8 @@ def test_a_run_with_checkpoints_goes_on(tmp_path: Path, monkeypatch: pytest.Monk
     config = TD3RunConfig(resume=tmp_path, **settings)
     training = train_td3(config).card["results"]["training"]
     assert training["chunks"] == 240
-    assert len(training["closed_loop"]["history"]) >= 2
+    history = training["closed_loop"]["history"]
+    assert len(history) >= 2 and history[-1][0] == 240
     rows = read_rows(run.metrics)
     assert any("async/staleness" in row for row in rows)
     assert any("eval/success" in row for row in rows)
