@@ -123,7 +123,7 @@ class TD3Config:
     bf16: bool = False
     """Critics multiply in bfloat16, but for their last layer, on CUDA and on processors that have
     the instructions (torch 2.13 can tell); elsewhere, where it may be slower, in float32."""
-    residual_scale: float = 1.0
+    residual_scale: NonNegativeFloat = 1.0
     """Largest correction of the VLA's action by a residual actor, in units of the action scale."""
     residual_basis: Count = 2
     """A residual actor corrects with this many smooth time functions per dimension; 0: each
@@ -141,6 +141,12 @@ class TD3Config:
 
     def __post_init__(self) -> None:
         check_fields(self)
+        if self.value_range is not None and not self.value_range[0] < self.value_range[1]:
+            raise ConfigError(f"value_range: expected (lowest, highest), got {self.value_range}.")
+        if not self.net_arch or min(self.net_arch) < 1:
+            raise ConfigError(f"net_arch: expected widths of 1 or more, got {self.net_arch}.")
+        if self.action_scale is not None and not all(size > 0 for size in self.action_scale):
+            raise ConfigError(f"action_scale: expected sizes above 0, got {self.action_scale}.")
         if self.actor == "plain" and self.critic_warmup_steps == 0:
             raise ConfigError(
                 "A plain actor is cloned to the VLA for critic_warmup_steps: give some, or take "

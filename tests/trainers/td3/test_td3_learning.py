@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import warnings
 from dataclasses import replace
 from pathlib import Path
@@ -201,9 +202,21 @@ def test_parallel_envs_callbacks_and_metrics(tmp_path: Path) -> None:
     assert list(tmp_path.rglob("events.out.tfevents*"))
 
 
-def test_bad_settings() -> None:
-    with pytest.raises(ConfigError, match="tau: expected `float`"):
-        TD3Config(tau=5.0)
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("tau", 5.0),
+        ("value_range", (1.0, 0.0)),
+        ("value_range", (math.nan, 1.0)),
+        ("action_scale", (1.0, 0.0)),
+        ("net_arch", ()),
+        ("net_arch", (16, 0)),
+        ("residual_scale", -1.0),
+    ],
+)
+def test_bad_settings(name: str, value: Any) -> None:
+    with pytest.raises(ConfigError, match=f"{name}: expected"):
+        TD3Config(**{name: value})
 
 
 def test_wrong_spaces_are_refused() -> None:
