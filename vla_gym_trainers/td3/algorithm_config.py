@@ -152,6 +152,11 @@ class TD3Config:
                 "A plain actor is cloned to the VLA for critic_warmup_steps: give some, or take "
                 "the residual one, which begins there."
             )
+        if self.bc_weight_end and not self.bc_half_life:
+            raise ConfigError(
+                f"bc_weight_end: expected 0 without bc_half_life, got {self.bc_weight_end:g}: give "
+                "both, or neither."
+            )
         if self.vla_update_freq and self.ahead:
             raise ConfigError(
                 f"vla_update_freq {self.vla_update_freq} needs ahead 0, got {self.ahead}: the VLA "

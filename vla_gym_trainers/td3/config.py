@@ -101,6 +101,11 @@ class TD3RunConfig(TD3Config, WorldModelSettings, TaskSettings, CheckpointSettin
                 "explore_with plays whole chunks on this machine, got stride "
                 f"{self.stride} and hosts {self.hosts}: leave them out."
             )
+        if self.explore_share != 1.0 and self.explore_with is None:
+            raise ConfigError(
+                f"explore_share: expected 1 without explore_with, got {self.explore_share:g}: give "
+                "both, or neither."
+            )
         names = ("hosts", "explore_with", "world_model", "guard_layouts")
         others = [name for name in names if getattr(self, name)]
         if self.vla_update_freq and others:

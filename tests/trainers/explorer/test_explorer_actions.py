@@ -154,3 +154,5 @@ def test_bad_settings_are_one_clear_error():
         TD3RunConfig(explore_with="run", stride=2)
     with pytest.raises(ConfigError, match="explore_share: expected `float` <= 1.0, got 1.5"):
         TD3RunConfig(explore_share=1.5)
+    with pytest.raises(ConfigError, match="explore_share: expected 1 without explore_with, got 0"):
+        TD3RunConfig(explore_share=0.5)

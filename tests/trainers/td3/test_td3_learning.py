@@ -212,6 +212,7 @@ def test_parallel_envs_callbacks_and_metrics(tmp_path: Path) -> None:
         ("net_arch", ()),
         ("net_arch", (16, 0)),
         ("residual_scale", -1.0),
+        ("bc_weight_end", 0.1),
     ],
 )
 def test_bad_settings(name: str, value: Any) -> None:
