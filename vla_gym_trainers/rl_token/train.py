@@ -74,8 +74,11 @@ class RLTokenConfig(StatesConfig, RunSettings):
         """Check the values; see the base."""
         super().check()
         RLTokenModelConfig(2**24, 1, self.dim, self.width)
-        if self.demos is None and not self.expert_episodes + self.rollout_episodes:
-            raise ConfigError("Ask for expert_episodes, rollout_episodes or demos.")
+        if self.demos is None and max(self.expert_episodes, self.rollout_episodes) < 2:
+            raise ConfigError(
+                "Ask for two or more expert_episodes or rollout_episodes, or demos: one episode a "
+                "task is held out for the report."
+            )
 
 
 def main(config: RLTokenConfig) -> str:

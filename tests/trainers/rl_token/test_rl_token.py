@@ -206,8 +206,9 @@ def test_wrong_shapes_and_configs_are_refused():
         encoder.encode(torch.zeros(2, 5, 12))
     with pytest.raises(ConfigError, match="divisible"):
         RLTokenModelConfig(hidden_size=12, max_tokens=4, width=30)
-    with pytest.raises(ConfigError, match="rollout_episodes or demos"):
-        RLTokenConfig(expert_episodes=0, rollout_episodes=0).check()
+    for count in (0, 1):  # none can be held out
+        with pytest.raises(ConfigError, match="two or more .* rollout_episodes, or demos"):
+            RLTokenConfig(expert_episodes=count, rollout_episodes=count).check()
     with pytest.raises(ConfigError, match="steps: expected `int` >= 1, got 0"):
         RLTokenConfig(steps=0).check()
     with pytest.raises(ConfigError, match="width"):  # before states are collected
