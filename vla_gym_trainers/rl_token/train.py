@@ -79,6 +79,11 @@ class RLTokenConfig(StatesConfig, RunSettings):
                 "Ask for two or more expert_episodes or rollout_episodes, or demos: one episode a "
                 "task is held out for the report."
             )
+        if self.linear_rank and not self.linear_path:
+            raise ConfigError(
+                f"linear_rank {self.linear_rank} is of the linear path: leave it out, or "
+                "no-linear-path."
+            )
 
 
 def main(config: RLTokenConfig) -> str:

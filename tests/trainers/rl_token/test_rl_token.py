@@ -209,6 +209,8 @@ def test_wrong_shapes_and_configs_are_refused():
     for count in (0, 1):  # none can be held out
         with pytest.raises(ConfigError, match="two or more .* rollout_episodes, or demos"):
             RLTokenConfig(expert_episodes=count, rollout_episodes=count).check()
+    with pytest.raises(ConfigError, match="linear_rank 8 .* no-linear-path"):
+        RLTokenConfig(linear_path=False, linear_rank=8).check()
     with pytest.raises(ConfigError, match="steps: expected `int` >= 1, got 0"):
         RLTokenConfig(steps=0).check()
     with pytest.raises(ConfigError, match="width"):  # before states are collected
