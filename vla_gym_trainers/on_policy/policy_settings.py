@@ -119,6 +119,12 @@ class PolicySettings:
             raise ConfigError(f"policy {self.policy} sees all cameras: give no hidden_cameras.")
         if self.policy != "tokens" and self.fresh_heads:
             raise ConfigError("fresh_heads are cloned in the warm-up, which only tokens have.")
+        if self.heads is not None and self.trainable != "heads" and not self.fresh_heads:
+            raise ConfigError(
+                f"heads are what trainable=heads trains and fresh_heads renews, got trainable="
+                f"{self.trainable}: give one of the two, or leave heads out (lora_train_whole "
+                "names modules that are trained whole beside adapters)."
+            )
         if self.policy in ("tokens", "own", "rl-token") and self.noise_correlation:
             raise ConfigError(f"policy {self.policy} has no noise_correlation: leave it out.")
 

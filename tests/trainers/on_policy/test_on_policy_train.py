@@ -278,6 +278,7 @@ RL_TOKEN = {"policy": "rl-token"}
         (PPOConfig, {**RL_TOKEN, "min_sigma": 0.5}, "sigma .0.05., got 0.5: give"),
         (PPOConfig, {"sigma_learning_rate": 0.1}, "got policy tokens with learn_sigma True"),
         (PPOConfig, {"policy": "gaussian", "sigma_end": 0.1}, "at most sigma . sigma_end .0.005"),
+        (PPOConfig, {"heads": ("token_head",)}, "what trainable=heads trains .* trainable=lora"),
     ],
 )
 def test_settings_are_checked(kind, wrong, words):
