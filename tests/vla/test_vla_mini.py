@@ -1,6 +1,7 @@
 """The embedded VLA: preprocessing, tokens, network, checkpoints and cloning."""
 
 import json
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -272,6 +273,17 @@ def test_a_clone_is_saved_before_its_last_checkpoint(tmp_path, monkeypatch):
     with pytest.raises(ZeroDivisionError):
         train_mini(run_config(tmp_path, steps=2))
     assert (tmp_path / "run" / "model" / "model.safetensors").is_file()
+
+
+def test_a_clone_that_goes_on_from_weights_has_their_sizes(tmp_path):
+    write_demos(tmp_path)
+    MiniVLA(small_config()).save_pretrained(tmp_path / "start")
+    begun = run_config(tmp_path, steps=1, init_from=str(tmp_path / "start"))
+    for name, own in {"hidden_size": 32, "num_layers": 2, "flow_layers": 0}.items():
+        sizes = {"hidden_size": 32, "num_layers": 2} | {name: 3}
+        with pytest.raises(ConfigError, match=f"start has {name}={own}, not 3: leave {name} or"):
+            train_mini(replace(begun, **sizes))
+    assert train_mini(replace(begun, hidden_size=192, num_layers=4))["steps"] == 1  # the defaults
 
 
 def tiny_flow():

@@ -47,11 +47,13 @@ def build_model(config: MiniConfig, demos: DemoSet) -> MiniVLA:
         from vla_gym.vla.files import resolve_weights
 
         model = load_model(resolve_weights(config.init_from))
-        if config.flow_layers not in (0, model.config.flow_layers):
-            raise ConfigError(
-                f"{config.init_from} has a flow head of {model.config.flow_layers} blocks, not of "
-                f"flow_layers={config.flow_layers}: leave one of the two out."
-            )
+        for name in ("hidden_size", "num_layers", "token_head_width", "flow_layers"):
+            given, own = getattr(config, name), getattr(model.config, name)
+            if given not in (getattr(MiniConfig, name), own):
+                raise ConfigError(
+                    f"{config.init_from} has {name}={own}, not {given}: leave {name} or init_from "
+                    "out."
+                )
         return model
     train, actions = demos.proprio[demos.train], demos.actions[demos.train]
     # The floor keeps noise on nearly constant numbers from being blown up.
