@@ -335,6 +335,8 @@ def test_values_out_of_range_are_refused():
         MiniConfig(flow_loss_weight=-1.0)
     with pytest.raises(ConfigError, match="flow_draws: expected `int` >= 1, got 0"):
         MiniConfig(flow_draws=0)
+    with pytest.raises(ConfigError, match="eval_every=5 needs eval_episodes"):
+        MiniConfig(eval_every=5)
 
 
 @pytest.mark.parametrize("name", ["mini", "mini-few", "mini-flow"])

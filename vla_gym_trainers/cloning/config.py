@@ -8,6 +8,7 @@ from typing import ClassVar, Literal
 from tyro.conf import Suppress
 
 from vla_gym.assets.pack import default_assets
+from vla_gym.errors import ConfigError
 from vla_gym.outside import (
     Count,
     Fraction,
@@ -107,6 +108,11 @@ class MiniConfig(CheckpointSettings):
         """Check the values.
 
         Raises:
-            ConfigError: If a value is out of range.
+            ConfigError: If a value is out of range, or one is lacking.
         """
         check_fields(self)
+        if self.eval_every is not None and not self.eval_episodes:
+            raise ConfigError(
+                f"eval_every={self.eval_every} needs eval_episodes, the episodes a task, got 0: "
+                "give both or neither."
+            )

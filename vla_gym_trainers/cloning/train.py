@@ -139,7 +139,7 @@ def _loop(
             }
             losses.clear()
             run.log(metrics, state.step)
-        if config.eval_every and config.eval_episodes and state.step % config.eval_every == 0:
+        if config.eval_every and state.step % config.eval_every == 0:
             if state.step != config.steps:  # the end has an evaluation of its own
                 _evaluate(run, state, demos, config)
         if run.is_checkpoint_due(state.step) or run.is_over(state.step):
