@@ -3,6 +3,7 @@
 import json
 from dataclasses import replace
 
+import mini_vla
 import numpy as np
 import pytest
 import torch
@@ -273,6 +274,14 @@ def test_a_clone_is_saved_before_its_last_checkpoint(tmp_path, monkeypatch):
     with pytest.raises(ZeroDivisionError):
         train_mini(run_config(tmp_path, steps=2))
     assert (tmp_path / "run" / "model" / "model.safetensors").is_file()
+
+
+def test_nothing_to_evaluate_is_said_before_training(tmp_path, monkeypatch):
+    monkeypatch.setattr(mini_vla, "INSTRUCTIONS", ["wave", "put the bowl on the moon"])
+    write_demos(tmp_path)
+    with pytest.raises(ConfigError, match="no instruction in .* is of one: give eval_episodes=0"):
+        train_mini(run_config(tmp_path, steps=1, eval_episodes=1))
+    assert not (tmp_path / "run").exists()
 
 
 def test_a_clone_that_goes_on_from_weights_has_their_sizes(tmp_path):

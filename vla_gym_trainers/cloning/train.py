@@ -15,7 +15,7 @@ from vla_gym.assets import resolve_asset_pack
 from vla_gym.errors import ConfigError
 from vla_gym.rollout import Start, play
 from vla_gym.rollout.vla_policy import VLAPolicy
-from vla_gym.suites import SUITES, suite_tasks
+from vla_gym.suites import SUITES, Task, suite_tasks
 from vla_gym.vla.mini.backend import MiniBackend
 from vla_gym.vla.mini.model import MiniVLA, MiniVLAConfig, load_model
 from vla_gym.vla.paraphrases import paraphrases
@@ -80,7 +80,7 @@ def train_mini(config: MiniConfig) -> dict[str, Any]:
     """Clone the demonstrations; return the results of the card that is written.
 
     Raises:
-        ConfigError: If the demonstrations are missing or malformed.
+        ConfigError: If the demonstrations are missing or malformed, or nothing can be evaluated.
         WeightsError: If a checkpoint to start from is unusable.
     """
     torch.set_num_threads(config.threads)
@@ -89,6 +89,11 @@ def train_mini(config: MiniConfig) -> dict[str, Any]:
         pack = resolve_asset_pack(config.assets)
         facts |= {"asset_pack": pack.name, "asset_pack_digest": pack.digest}
     demos = load_demos(config.demos, config.demos_per_task, config.held_out_episodes)
+    if config.eval_episodes and not _known_tasks(demos.instructions):
+        raise ConfigError(
+            f"eval_episodes={config.eval_episodes} plays LIBERO's tasks, and no instruction in "
+            f"{config.demos} is of one: give eval_episodes=0."
+        )
     with Run(config, total=config.steps) as run:
         torch.manual_seed(config.seed)
         if run.checkpoint is not None:
@@ -155,7 +160,7 @@ def _evaluate(
 ) -> dict[str, dict[str, float]]:
     """Play sampled layouts with the averaged weights; keep them in best/ if none were better."""
     vla = MiniBackend(copy.deepcopy(state.ema), "mini")
-    table = _play_sampled(vla, demos.instructions, config)
+    table = _play_sampled(vla, _known_tasks(demos.instructions), config)
     rates = {key: row["successes"] / row["episodes"] for key, row in table.items()}
     mean = float(np.mean(list(rates.values())))
     metrics = {"eval/success_rate": mean}
@@ -170,18 +175,22 @@ def _evaluate(
     return table
 
 
+def _known_tasks(instructions: Sequence[str]) -> list[Task]:
+    """Return the first task with each instruction that LIBERO knows."""
+    known = {task.instruction: task for suite in reversed(SUITES) for task in suite_tasks(suite)}
+    return [known[text] for text in instructions if text in known]
+
+
 def _play_sampled(
-    vla: MiniBackend, instructions: Sequence[str], config: MiniConfig
+    vla: MiniBackend, tasks: Sequence[Task], config: MiniConfig
 ) -> dict[str, dict[str, float]]:
-    """Play sampled layouts of the first task with each instruction; unknown ones are not.
+    """Play sampled layouts of tasks.
 
     Returns:
         ``{"<suite>/<task_id>": {"successes", "episodes", "mean_steps"}}``; ``mean_steps`` is over
         the successful episodes (0 if there are none).
     """
-    known = {task.instruction: task for suite in reversed(SUITES) for task in suite_tasks(suite)}
     count, seed = config.eval_episodes, 10_000 + config.seed
-    tasks = [known[text] for text in instructions if text in known]
     starts = [Start(task.suite, task.task_id, -1, seed + k) for task in tasks for k in range(count)]
     played = by_task(play(VLAPolicy(vla), starts, assets=config.assets))
     rows = {f"{t.suite}/{t.task_id}": counts(played[t.suite, t.task_id]) for t in tasks}
