@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 from mini_vla import INSTRUCTIONS, random_inputs, small_config, write_demos
+from run_logs import rows_of
 
 from vla_gym.errors import ConfigError, WeightsError
 from vla_gym.vla import FrozenVLA, load
@@ -19,10 +20,12 @@ from vla_gym.vla.tokens import (
     WordTokenizer,
     build_vocabulary,
 )
+from vla_gym_trainers.cloning import train as training
 from vla_gym_trainers.cloning.data import load_demos, random_shift
 from vla_gym_trainers.cloning.state import CloningState
 from vla_gym_trainers.cloning.step import cloning_loss, flow_loss
 from vla_gym_trainers.cloning.train import MiniConfig, train_mini
+from vla_gym_trainers.runs.run import Run
 
 
 def test_area_downsample_is_the_rounded_block_mean():
@@ -274,6 +277,47 @@ def test_a_clone_is_saved_before_its_last_checkpoint(tmp_path, monkeypatch):
     with pytest.raises(ZeroDivisionError):
         train_mini(run_config(tmp_path, steps=2))
     assert (tmp_path / "run" / "model" / "model.safetensors").is_file()
+
+
+@pytest.fixture
+def rates(monkeypatch):
+    """Successes of ten that the next closed-loop evaluations find."""
+    rates = []
+
+    def play(*_):
+        return {"goal/0": {"successes": rates.pop(0), "episodes": 10, "mean_steps": 0.0}}
+
+    monkeypatch.setattr(training, "_play_sampled", play)
+    return rates
+
+
+def best_of(result):
+    return result["best_step"], result["best_success_rate"]
+
+
+def test_a_run_that_goes_on_keeps_the_best_weights_so_far(tmp_path, monkeypatch, rates):
+    """Killed after an evaluation and before a checkpoint is due; later given more steps."""
+    write_demos(tmp_path)
+    run, best = tmp_path / "run", tmp_path / "run" / "best" / "model.safetensors"
+    config = run_config(tmp_path, steps=4, eval_episodes=10, eval_every=2, auto_resume=True)
+    rates += [7, 3]
+    show = Run.show
+    monkeypatch.setattr(Run, "show", lambda _, step, **__: 1 / (3 - step))
+    with pytest.raises(ZeroDivisionError):
+        train_mini(config)
+    monkeypatch.setattr(Run, "show", show)
+    kept = best.read_bytes()
+    assert best_of(train_mini(config)) == (2, 0.7) and best.read_bytes() == kept
+    rates += [8]
+    assert best_of(train_mini(replace(config, steps=5))) == (5, 0.8)
+    kept = best.read_bytes()
+    rates += [1, 2]
+    result = train_mini(replace(config, steps=7))
+    assert best_of(result) == (5, 0.8) and best.read_bytes() == kept and not rates
+    again = train_mini(replace(config, steps=7))
+    assert again["closed_loop"] == result["closed_loop"] and best_of(again) == (5, 0.8)
+    found = [row["eval/success_rate"] for row in rows_of(run) if "eval/success_rate" in row]
+    assert found == [0.7, 0.3, 0.8, 0.1, 0.2]
 
 
 def test_nothing_to_evaluate_is_said_before_training(tmp_path, monkeypatch):

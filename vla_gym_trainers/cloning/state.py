@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +14,8 @@ from vla_gym.vla.mini.model import MiniVLA, MiniVLAConfig
 from vla_gym_trainers.cloning.config import MiniConfig
 from vla_gym_trainers.runs.run_dir import Checkpoint, restoring
 from vla_gym_trainers.runs.torch_helpers import load_tensors, save_tensors
+
+_EVALUATION = ("closed_loop", "evaluated", "best", "best_step")
 
 
 @dataclass
@@ -26,7 +28,9 @@ class CloningState:
         optimizer: AdamW over ``model``.
         rng: Source of batches and augmentation.
         step: Optimiser steps taken.
-        best: Best mean success rate of the closed-loop evaluations; -1 before the first.
+        closed_loop: Of the last closed-loop evaluation, successes by task.
+        evaluated: The step of that evaluation; -1 before the first.
+        best: Best mean success rate of these evaluations; -1 before the first.
         best_step: The step it was reached at.
     """
 
@@ -35,6 +39,8 @@ class CloningState:
     optimizer: torch.optim.Optimizer
     rng: np.random.Generator
     step: int = 0
+    closed_loop: dict[str, dict[str, float]] = field(default_factory=dict)
+    evaluated: int = -1
     best: float = -1.0
     best_step: int = 0
 
@@ -69,7 +75,8 @@ class CloningState:
             for name in ("model", "ema", "optimizer"):
                 getattr(state, name).load_state_dict(tensors[name])
             state.rng.bit_generator.state = plain["rng"]
-            state.best, state.best_step = plain["best"], plain["best_step"]
+            for name in _EVALUATION:
+                setattr(state, name, plain[name])
         state.step = checkpoint.step
         return state
 
@@ -78,8 +85,7 @@ class CloningState:
         return {
             "model": asdict(self.model.config),
             "rng": self.rng.bit_generator.state,
-            "best": self.best,
-            "best_step": self.best_step,
+            **{name: getattr(self, name) for name in _EVALUATION},
         }
 
     def save(self, folder: Path) -> None:

@@ -113,7 +113,10 @@ def train_mini(config: MiniConfig) -> dict[str, Any]:
             **validate(state.ema, demos, sentences, config),
         }
         if config.eval_episodes:
-            results["closed_loop"] = _evaluate(run, state, demos, config)
+            if state.evaluated != state.step:
+                _evaluate(run, state, demos, config)
+                _save(run, state)
+            results["closed_loop"] = state.closed_loop
             results |= {"best_step": state.best_step, "best_success_rate": state.best}
         run.write_card(results, facts)
     return results
@@ -144,24 +147,29 @@ def _loop(
             }
             losses.clear()
             run.log(metrics, state.step)
-        if config.eval_every and state.step % config.eval_every == 0:
-            if state.step != config.steps:  # the end has an evaluation of its own
-                _evaluate(run, state, demos, config)
-        if run.is_checkpoint_due(state.step) or run.is_over(state.step):
+        is_evaluated = config.eval_every is not None and state.step % config.eval_every == 0
+        is_evaluated = is_evaluated and state.step != config.steps  # the end has one of its own
+        if is_evaluated:
+            _evaluate(run, state, demos, config)
+        # A checkpoint knows of each evaluation: a run that goes on must not begin with a worse one.
+        if is_evaluated or run.is_checkpoint_due(state.step) or run.is_over(state.step):
             run.log(validate(state.ema, demos, sentences, config), state.step)
             # First: a run that goes on from its last step comes here no more.
             state.ema.save_pretrained(run.dir.path / "model")
-            with run.new_checkpoint(state.step, state.plain()) as folder:
-                state.save(folder)
+            _save(run, state)
 
 
-def _evaluate(
-    run: Run, state: CloningState, demos: DemoSet, config: MiniConfig
-) -> dict[str, dict[str, float]]:
+def _save(run: Run, state: CloningState) -> None:
+    with run.new_checkpoint(state.step, state.plain()) as folder:
+        state.save(folder)
+
+
+def _evaluate(run: Run, state: CloningState, demos: DemoSet, config: MiniConfig) -> None:
     """Play sampled layouts with the averaged weights; keep them in best/ if none were better."""
     vla = MiniBackend(copy.deepcopy(state.ema), "mini")
-    table = _play_sampled(vla, _known_tasks(demos.instructions), config)
-    rates = {key: row["successes"] / row["episodes"] for key, row in table.items()}
+    state.closed_loop = _play_sampled(vla, _known_tasks(demos.instructions), config)
+    state.evaluated = state.step
+    rates = {key: row["successes"] / row["episodes"] for key, row in state.closed_loop.items()}
     mean = float(np.mean(list(rates.values())))
     metrics = {"eval/success_rate": mean}
     for suite in dict.fromkeys(key.split("/")[0] for key in rates):
@@ -172,7 +180,6 @@ def _evaluate(
     if mean >= state.best:
         state.best, state.best_step = mean, state.step
         state.ema.save_pretrained(run.dir.path / "best")
-    return table
 
 
 def _known_tasks(instructions: Sequence[str]) -> list[Task]:
