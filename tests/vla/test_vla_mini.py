@@ -320,6 +320,20 @@ def test_a_run_that_goes_on_keeps_the_best_weights_so_far(tmp_path, monkeypatch,
     assert found == [0.7, 0.3, 0.8, 0.1, 0.2]
 
 
+def test_an_earlier_checkpoint_brings_its_weights_back(tmp_path, rates):
+    write_demos(tmp_path)
+    run = tmp_path / "run"
+    config = run_config(tmp_path, eval_episodes=10, eval_every=2, keep_checkpoints=9)
+    rates += [6, 9]
+    train_mini(replace(config, steps=2))
+    kept = [(run / name / "model.safetensors").read_bytes() for name in ("best", "model")]
+    train_mini(replace(config, steps=4, resume=run))
+    back = replace(config, steps=2, resume=run / "checkpoints" / "000000002")
+    assert best_of(train_mini(back)) == (2, 0.6)
+    for name, weights in zip(("best", "model"), kept, strict=True):
+        assert (run / name / "model.safetensors").read_bytes() == weights, name
+
+
 def test_nothing_to_evaluate_is_said_before_training(tmp_path, monkeypatch):
     monkeypatch.setattr(mini_vla, "INSTRUCTIONS", ["wave", "put the bowl on the moon"])
     write_demos(tmp_path)

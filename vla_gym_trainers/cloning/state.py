@@ -32,6 +32,7 @@ class CloningState:
         evaluated: The step of that evaluation; -1 before the first.
         best: Best mean success rate of these evaluations; -1 before the first.
         best_step: The step it was reached at.
+        best_weights: The average's weights at that step; none before the first.
     """
 
     model: MiniVLA
@@ -43,6 +44,7 @@ class CloningState:
     evaluated: int = -1
     best: float = -1.0
     best_step: int = 0
+    best_weights: dict[str, torch.Tensor] = field(default_factory=dict)
 
     @classmethod
     def of(cls, model: MiniVLA, config: MiniConfig) -> CloningState:
@@ -74,6 +76,7 @@ class CloningState:
             tensors = load_tensors(checkpoint.folder / "cloning.pt")
             for name in ("model", "ema", "optimizer"):
                 getattr(state, name).load_state_dict(tensors[name])
+            state.best_weights = tensors["best"]
             state.rng.bit_generator.state = plain["rng"]
             for name in _EVALUATION:
                 setattr(state, name, plain[name])
@@ -91,4 +94,4 @@ class CloningState:
     def save(self, folder: Path) -> None:
         """Write the tensors into a checkpoint's folder."""
         tensors = {n: getattr(self, n).state_dict() for n in ("model", "ema", "optimizer")}
-        save_tensors(folder / "cloning.pt", tensors)
+        save_tensors(folder / "cloning.pt", tensors | {"best": self.best_weights})

@@ -6,6 +6,7 @@ import copy
 import logging
 import time
 from collections.abc import Sequence
+from dataclasses import asdict
 from typing import Any
 
 import numpy as np
@@ -16,6 +17,7 @@ from vla_gym.errors import ConfigError
 from vla_gym.rollout import Start, play
 from vla_gym.rollout.vla_policy import VLAPolicy
 from vla_gym.suites import SUITES, Task, suite_tasks
+from vla_gym.vla.files import resolve_weights, write_checkpoint
 from vla_gym.vla.mini.backend import MiniBackend
 from vla_gym.vla.mini.model import MiniVLA, MiniVLAConfig, load_model
 from vla_gym.vla.paraphrases import paraphrases
@@ -44,8 +46,6 @@ def main(config: MiniConfig) -> str:
 def build_model(config: MiniConfig, demos: DemoSet) -> MiniVLA:
     """Make the network: fresh, or from ``config.init_from`` with its vocabulary and scales."""
     if config.init_from is not None:
-        from vla_gym.vla.files import resolve_weights
-
         model = load_model(resolve_weights(config.init_from))
         for name in ("hidden_size", "num_layers", "token_head_width", "flow_layers"):
             given, own = getattr(config, name), getattr(model.config, name)
@@ -98,6 +98,12 @@ def train_mini(config: MiniConfig) -> dict[str, Any]:
         torch.manual_seed(config.seed)
         if run.checkpoint is not None:
             state = CloningState.load(run.checkpoint, config)
+            # What lies there may be of later steps, which are dropped.
+            state.ema.save_pretrained(run.dir.path / "model")
+            if state.best_weights:
+                write_checkpoint(
+                    run.dir.path / "best", asdict(state.ema.config), state.best_weights
+                )
         else:
             state = CloningState.of(build_model(config, demos), config)
         vla = state.model.config
@@ -179,6 +185,7 @@ def _evaluate(run: Run, state: CloningState, demos: DemoSet, config: MiniConfig)
     logger.info("step %d: success rate %.3f on sampled layouts", state.step, mean)
     if mean >= state.best:
         state.best, state.best_step = mean, state.step
+        state.best_weights = copy.deepcopy(state.ema.state_dict())
         state.ema.save_pretrained(run.dir.path / "best")
 
 
