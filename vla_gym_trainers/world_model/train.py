@@ -128,10 +128,10 @@ def _loop(run: Run, teacher: Teacher, held: Sequences) -> None:
         if is_due:
             run.log(_flat(validate(teacher, held)), teacher.steps)
         if is_due or run.is_over(teacher.steps):
+            if not teacher.is_tokenizing:  # first: a run may go on from its last step
+                teacher.model.save_pretrained(run.dir.path / "model")
             with run.new_checkpoint(teacher.steps, teacher.plain()) as folder:
                 teacher.save(folder)
-            if not teacher.is_tokenizing:
-                teacher.model.save_pretrained(run.dir.path / "model")
 
 
 def validate(teacher: Teacher, held: Sequences) -> dict[str, Any]:

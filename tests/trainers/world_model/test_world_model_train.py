@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -31,6 +32,7 @@ from vla_gym_trainers.world_model.collect import FIRST_SEED, collect, random_chu
 from vla_gym_trainers.world_model.config import WorldModelConfig
 from vla_gym_trainers.world_model.data import Sequences
 from vla_gym_trainers.world_model.protocol import load_world_model
+from vla_gym_trainers.world_model.teacher import Teacher
 from vla_gym_trainers.world_model.train import train_world_model
 from vla_gym_trainers.world_model.wrapper import WorldModelObservation
 
@@ -207,6 +209,21 @@ def test_a_cut_off_run_goes_on_bit_for_bit(tmp_path, collected, monkeypatch):
         load_file(tmp_path / name / "model" / "model.safetensors") for name in ("cut", "whole")
     ]
     assert_same(*weights)
+
+
+@pytest.mark.usefixtures("collected")
+def test_the_model_is_written_before_the_checkpoint_of_its_step(tmp_path, monkeypatch):
+    save = Teacher.save
+
+    def dying(teacher: Teacher, folder: Path) -> None:
+        if teacher.steps == 24:
+            raise Killed
+        save(teacher, folder)
+
+    monkeypatch.setattr(Teacher, "save", dying)
+    with pytest.raises(Killed):
+        train_world_model(Short(**{**TINY, "checkpoint_every": 24}, run_dir=tmp_path))
+    assert load_world_model(tmp_path / "model")
 
 
 def test_a_run_of_another_phase_or_with_damage_is_refused(tmp_path, collected):
