@@ -51,9 +51,11 @@ def train_world_model(config: WorldModelConfig) -> dict[str, Any]:
         train, held, sizes = _sequences(run, config)
         check_length(train, config.bptt_length)
         collected = run.seconds
+        if run.checkpoint is not None:
+            collected = run.checkpoint.state.get("collecting_seconds", collected)
         teacher = Teacher(config, train, sizes, run.checkpoint)
         with run.training():
-            _loop(run, teacher, held)
+            _loop(run, teacher, held, collected)
         minutes = {"collecting": round(collected / 60, 2), "all": round(run.seconds / 60, 2)}
         results = _results(teacher, held) | {"minutes": minutes}
         _film(run.dir.videos / "last.mp4", teacher, held)
@@ -113,7 +115,7 @@ def _sizes(config: WorldModelConfig, vla: FrozenVLA) -> WorldModelSizes:
     )
 
 
-def _loop(run: Run, teacher: Teacher, held: Sequences) -> None:
+def _loop(run: Run, teacher: Teacher, held: Sequences, collected: float) -> None:
     """Take steps until the run is over; leave a checkpoint and ``model/`` behind."""
     while not run.is_over(teacher.steps):
         phase = "tokenizer" if teacher.is_tokenizing else "world model"
@@ -130,8 +132,13 @@ def _loop(run: Run, teacher: Teacher, held: Sequences) -> None:
         if is_due or run.is_over(teacher.steps):
             if not teacher.is_tokenizing:  # first: a run may go on from its last step
                 teacher.model.save_pretrained(run.dir.path / "model")
-            with run.new_checkpoint(teacher.steps, teacher.plain()) as folder:
-                teacher.save(folder)
+            _save(run, teacher, collected)
+
+
+def _save(run: Run, teacher: Teacher, collected: float) -> None:
+    state = {**teacher.plain(), "collecting_seconds": collected}
+    with run.new_checkpoint(teacher.steps, state) as folder:
+        teacher.save(folder)
 
 
 def validate(teacher: Teacher, held: Sequences) -> dict[str, Any]:

@@ -198,12 +198,14 @@ def test_a_cut_off_run_goes_on_bit_for_bit(tmp_path, collected, monkeypatch):
     monkeypatch.setattr(Run, "show", show)
     kept = [p.name for p in RunDir(tmp_path / "cut").checkpoints()]
     assert kept == ["000000006", "000000012", "000000018"]
+    change_state(RunDir(tmp_path / "cut").checkpoints()[-1], collecting_seconds=120.0)
     config = load_run_settings(tmp_path / "cut", Short)
     cut = train_world_model(config)
     assert collected == [False, True] * 2, "what was collected is in data/"
     assert rows(tmp_path / "cut") == rows(tmp_path / "whole")
     minutes = cut["results"].pop("minutes"), whole["results"].pop("minutes")
     assert all(value >= 0 for times in minutes for value in times.values())
+    assert minutes[0]["collecting"] == 2.0
     assert cut["results"] == whole["results"]
     weights = [
         load_file(tmp_path / name / "model" / "model.safetensors") for name in ("cut", "whole")
