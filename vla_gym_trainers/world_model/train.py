@@ -51,9 +51,11 @@ def train_world_model(config: WorldModelConfig) -> dict[str, Any]:
         train, held, sizes = _sequences(run, config)
         check_length(train, config.bptt_length)
         collected = run.seconds
-        if run.checkpoint is not None:
-            collected = run.checkpoint.state.get("collecting_seconds", collected)
         teacher = Teacher(config, train, sizes, run.checkpoint)
+        if run.checkpoint is None:  # at once: a run that goes on plays no episodes again
+            _save(run, teacher, collected)
+        else:
+            collected = run.checkpoint.state.get("collecting_seconds", collected)
         with run.training():
             _loop(run, teacher, held, collected)
         minutes = {"collecting": round(collected / 60, 2), "all": round(run.seconds / 60, 2)}

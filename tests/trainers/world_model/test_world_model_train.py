@@ -181,11 +181,11 @@ class Killed(BaseException):
 
 
 def test_a_cut_off_run_goes_on_bit_for_bit(tmp_path, collected, monkeypatch):
-    """Killed in the tokenizer's training, then in the model's; each time it goes on."""
+    """Killed before a checkpoint is due, in the tokenizer's training, then in the model's."""
     whole = train_world_model(Short(**TINY, run_dir=tmp_path / "whole"))
     assert collected == [False, True]
     show = Run.show
-    for death in (7, 20):
+    for death in (3, 7, 20):
 
         def dying(run: Run, step: int, *args: Any, death: int = death, **kwargs: Any) -> None:
             show(run, step, *args, **kwargs)
@@ -197,7 +197,7 @@ def test_a_cut_off_run_goes_on_bit_for_bit(tmp_path, collected, monkeypatch):
             train_world_model(Short(**TINY, run_dir=tmp_path / "cut", auto_resume=True))
     monkeypatch.setattr(Run, "show", show)
     kept = [p.name for p in RunDir(tmp_path / "cut").checkpoints()]
-    assert kept == ["000000006", "000000012", "000000018"]
+    assert kept == ["000000000", "000000006", "000000012", "000000018"]
     change_state(RunDir(tmp_path / "cut").checkpoints()[-1], collecting_seconds=120.0)
     config = load_run_settings(tmp_path / "cut", Short)
     cut = train_world_model(config)
