@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from stub_envs import LIMIT, Fault, stub_factory
+from stub_envs import LIMIT, Fault, StubEnv, stub_factory
 
 from vla_gym.errors import ConfigError, WorkerRestartWarning
 from vla_gym.vector import LiberoVectorEnv
@@ -51,6 +51,18 @@ def test_a_second_error_does_not_keep_the_first_one_under_way() -> None:
         with pytest.raises(ConfigError, match="stub error in step"):  # the other one 0.3 s later
             envs.step(ACTIONS)
         assert seeds_of(envs.reset(seed=3)[0]) == [3.0, 4.0, 5.0, 6.0]
+
+
+def test_a_timeout_inside_an_environment_is_an_error_like_others() -> None:
+    class Late(StubEnv):
+        def step(self, *_: Any) -> Any:
+            raise TimeoutError("no answer from elsewhere")
+
+    with closing(LiberoVectorEnv(2, env_factory=Late, workers=0)) as envs:
+        envs.reset(seed=1)
+        with pytest.raises(TimeoutError, match="elsewhere"):
+            envs.step(ACTIONS[:2])
+        assert seeds_of(envs.reset(seed=3)[0]) == [3.0, 4.0]
 
 
 def test_what_others_have_done_is_received_after_an_error() -> None:

@@ -334,13 +334,13 @@ class VectorEnvBase(VectorEnv[Any, Any, np.ndarray]):
         """Wait; an error that ends the wait also ends the step."""
         try:
             wait()
-        except TimeoutError:
-            raise
         except KeyboardInterrupt:
             self._interrupted = True
             raise
-        except Exception:
-            if self._waiting is not None:
+        except Exception as error:
+            # An environment of this process may raise a TimeoutError too: then all are idle.
+            over_time = isinstance(error, TimeoutError) and not self._runner.idle()
+            if self._waiting is not None and not over_time:
                 self.end()
             raise
 
