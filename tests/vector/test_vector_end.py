@@ -17,6 +17,7 @@ from pathlib import Path
 import numpy as np
 import psutil
 import pytest
+from gymnasium.error import AlreadyPendingCallError, ClosedEnvironmentError
 from stub_envs import LIMIT, Fault, Gate, stub_factory
 from vector_processes import (
     MARKER,
@@ -317,6 +318,42 @@ def test_ctrl_c_between_two_messages_loses_none(make_vec, monkeypatch, place):
         expected.check_reset(envs.reset(seed=seed))
         advance(envs, expected, 3)
     assert envs.worker_pids == pids
+
+
+def interrupt_a_wait(monkeypatch):
+    def poll(*_):
+        monkeypatch.undo()
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(ProcessPool, "poll", poll)
+    return pytest.raises(KeyboardInterrupt)
+
+
+@pytest.mark.parametrize("closed", [False, True])
+def test_what_an_interrupted_step_comes_to_is_thrown_away(make_vec, monkeypatch, closed):
+    envs = make_vec(2, {1: {"faults": [Fault("error")]}})
+    envs.reset(seed=0)
+    with interrupt_a_wait(monkeypatch):
+        envs.step(np.zeros((2, 3), np.float32))
+    if closed:
+        envs.close()
+        with pytest.raises(ClosedEnvironmentError):
+            envs.reset(seed=5)
+    else:
+        assert envs.reset(seed=5)[0]["proprio"][:, 0].tolist() == [5, 6]
+
+
+def test_after_ctrl_c_in_recv_a_reset_throws_nothing_away_that_came_later(make_vec, monkeypatch):
+    envs, actions = make_vec(2, script=[(9, LIMIT)]), np.zeros((2, 3), np.float32)
+    envs.reset(seed=0)
+    envs.send(actions, [0, 1])
+    with interrupt_a_wait(monkeypatch):
+        envs.recv()
+    assert len(envs.recv()[1]) == 2
+    envs.step_async(actions)
+    with pytest.raises(AlreadyPendingCallError):
+        envs.reset()
+    assert envs.step_wait()[0]["proprio"][:, 2].tolist() == [2, 2]
 
 
 @pytest.mark.parametrize("workers", [0, 1])

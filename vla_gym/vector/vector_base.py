@@ -343,6 +343,7 @@ class VectorEnvBase(VectorEnv[Any, Any, np.ndarray]):
             if self._waiting is not None and not over_time:
                 self.end()
             raise
+        self._interrupted = False
 
     def _wait_all(self, timeout: float | None = None) -> None:
         self._waiting = self._waiting or "reset"

@@ -145,8 +145,7 @@ class LiberoVectorEnv(VectorEnvBase):
             ConfigError, UnknownTaskError: If an option is unknown or out of range.
         """
         if self._interrupted:  # by Ctrl-C; its outcome is of no use to anybody
-            self._runner.wait(self._runner.idle)
-            self._collected()
+            self.end()
         self._idle("reset")
         ids, per_env = self._plan.reset_options(options)
         self._seed(ids, seed)
