@@ -49,7 +49,7 @@ def kind_of(group: str, name: str, train: dict[str, Any]) -> str:
 
 def partner_of(name: str) -> str:
     """Return the run that a run of libero_token differs from in what it sees."""
-    return re.sub("-(no-use-rl-token|all-hidden-states|mean)$", "", name)
+    return re.sub("-(no-use-rl-token(-no-use-reference)?|all-hidden-states|mean)$", "", name)
 
 
 def runs_of(group: str) -> list[tuple[Path, str]]:
