@@ -77,7 +77,8 @@ class RLTokenConfig(StatesConfig, RunSettings):
         if self.demos is None and max(self.expert_episodes, self.rollout_episodes) < 2:
             raise ConfigError(
                 "Ask for two or more expert_episodes or rollout_episodes, or demos: one episode a "
-                "task is held out for the report."
+                f"task is held out for the report. Got {self.expert_episodes} and "
+                f"{self.rollout_episodes}."
             )
         if self.linear_rank and not self.linear_path:
             raise ConfigError(
