@@ -49,6 +49,7 @@ def load(
         ConfigError: If the backend or an option is unknown, or there is no such device.
         WeightsError: If the checkpoint is missing, corrupt or of an unknown architecture, or the
             adapters do not fit it.
+        NotEnoughMemoryError: If the weights do not fit into the device.
     """
     parsed = parse_spec(spec, allow_class=allow_class)
     check_device(str(device))

@@ -115,21 +115,12 @@ class FlowBackend(FrozenVLA, ABC):
         compile: bool = False,
         **options: Any,
     ) -> Self:
-        """Load a policy that lerobot saved.
+        """Load a policy that lerobot saved; see :func:`vla_gym.vla.load` and ``Options``.
 
-        Args:
-            folder: With config.json, model.safetensors, processors and their statistics.
-            device: Torch device.
-            dtype: Of VLM and expert; None for bfloat16 on a GPU and float32 elsewhere. The
-                projections of state, actions and time are float32 always.
-            compile: Whether to compile the network; prompts are then padded to the longest that
-                the checkpoint allows, so that it is compiled once for each batch size.
-            **options: See the backend's ``Options``.
-
-        Raises:
-            ConfigError: If an option is unknown or out of range, or ``vlm`` lacks a file.
-            WeightsError: If a file is missing or corrupt, or does not fit.
-            NotEnoughMemoryError: If the weights do not fit into the device.
+        ``dtype`` is of VLM and expert, None for bfloat16 on a GPU and float32 elsewhere; the
+        projections of state, actions and time are float32 always. With ``compile``, prompts are
+        padded to the longest that the checkpoint allows, so that the network is compiled once for
+        each batch size.
         """
         chosen = make_options(cls.Options, options)
         files = LeRobotPolicyFiles(Path(folder), cls.policy_type)

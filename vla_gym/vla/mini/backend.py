@@ -80,20 +80,10 @@ class MiniBackend(FrozenVLA, OnePassTokens):
         seed: int = 0,
         num_steps: int | None = None,
     ) -> MiniBackend:
-        """Load a checkpoint folder; its name becomes the backend's.
+        """Load a checkpoint folder; see :func:`vla_gym.vla.load` and the class.
 
-        Args:
-            folder: With config.json, model.safetensors and, if it was released, SHA256SUMS.
-            device: Torch device.
-            dtype: float32 or None; the network is too small to gain from another.
-            compile: Whether to compile the network.
-            head: See the class.
-            seed: See the class.
-            num_steps: See the class.
-
-        Raises:
-            ConfigError: If ``dtype`` is another, or an option is out of range.
-            WeightsError: If the files are corrupt or do not fit the architecture.
+        The folder's name becomes the backend's. ``dtype`` is float32 or None: the network is too
+        small to gain from another.
         """
         if dtype not in (None, torch.float32):
             raise ConfigError(f"The mini VLA runs in float32, got {dtype}: leave dtype out.")

@@ -93,20 +93,11 @@ class QwenOFTBackend(FrozenVLA):
         compile: bool = False,
         **options: Any,
     ) -> QwenOFTBackend:
-        """Load a checkpoint of either layout; see :mod:`vla_gym.vla.qwen.files`.
+        """Load a run's folder of either layout, or one file of weights in it.
 
-        Args:
-            folder: The run's folder, or one file of weights in it.
-            device: Torch device.
-            dtype: Of the VLM's weights; None: bfloat16 on CUDA, float32 elsewhere. The action head
-                is float32, as in training.
-            compile: Whether to compile vision tower and language model.
-            **options: See :class:`QwenOFTOptions`.
-
-        Raises:
-            ConfigError: If an option is unknown or out of range, or a choice must be made.
-            WeightsError: If a file is missing, damaged or does not fit.
-            NotEnoughMemoryError: If the weights do not fit the device.
+        See :func:`vla_gym.vla.load`, :class:`QwenOFTOptions` and :mod:`vla_gym.vla.qwen.files`.
+        ``dtype`` is of the VLM's weights, None for bfloat16 on a GPU and float32 elsewhere; the
+        action head is float32, as in training.
         """
         chosen = make_options(QwenOFTOptions, options)
         files = find_files(Path(folder), chosen.base_vlm)
