@@ -32,7 +32,7 @@ def load_into(
 
     The module is best made on the meta device: then no memory is used twice, and nothing is
     initialised in vain. Buffers that no checkpoint has (rotary frequencies) must be made by the
-    caller. A parameter that is tied to another is found under either name.
+    caller. A parameter that is tied to another is found under either name. All are frozen.
 
     Args:
         module: Takes the weights.

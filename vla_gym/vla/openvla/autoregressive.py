@@ -20,15 +20,14 @@ class OpenVLABackend(OpenVLABase):
     """:class:`~vla_gym.vla.base.TokenVLA` over an OpenVLA checkpoint; chunks of one action.
 
     The hidden states are those that predict the seven tokens. Only the 256 action ids compete;
-    the reference decodes over the whole vocabulary, which a trained policy makes no use of.
+    the reference decodes over the whole vocabulary, which a trained policy makes no use of. The
+    Llama is never compiled: its keys and values grow with every token, each length would be anew.
     """
 
     epsilon = 0.0
 
     def __init__(self, parts: Parts, options: OpenVLAOptions, compile: bool = False) -> None:
         super().__init__(parts, options, horizon=1, num_views=1, compile=compile)
-        # Its keys and values grow with every token: each length would be compiled anew.
-        self._run_layers = run_layers
 
     def generate(
         self,
@@ -51,7 +50,7 @@ class OpenVLABackend(OpenVLABase):
         model = self.model
         sequences = make_sequences(model, patches, prompts, [()] * len(prompts), 1)
         seen = DynamicCache()
-        state = self._run_layers(
+        state = run_layers(
             model.llama,
             sequences.embeddings,
             sequences.positions,
@@ -68,7 +67,7 @@ class OpenVLABackend(OpenVLABase):
                 break
             # Keys of padding, which stand between the prompt's and the new ones, stay hidden.
             real = torch.cat([real, torch.ones_like(real[:, :1])], dim=1)
-            state = self._run_layers(
+            state = run_layers(
                 model.llama,
                 model.embed_tokens(model.action_ids(tokens[-1])),
                 sequences.lengths[:, None] + len(tokens) - 1,
@@ -125,7 +124,7 @@ class OpenVLABackend(OpenVLABase):
         given = self.model.action_ids(tokens[:, 0, :-1]).tolist()
         prompts = self.prompts(instructions)
         sequences = make_sequences(self.model, patches, prompts, given, ACTION_SIZE)
-        hidden = self._run_layers(
+        hidden = run_layers(
             self.model.llama,
             sequences.embeddings,
             sequences.positions,

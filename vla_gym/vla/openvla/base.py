@@ -16,7 +16,6 @@ from vla_gym.vla.checkpoint_files import Checkpoint, find_file
 from vla_gym.vla.load_weights import load_into
 from vla_gym.vla.openvla.config import OpenVLAConfig
 from vla_gym.vla.openvla.images import RENDER_SIZE, normalize_pixels, preprocess
-from vla_gym.vla.openvla.llama_layers import run_layers
 from vla_gym.vla.openvla.model import L1ActionHead, OpenVLAModel, ProprioProjector
 from vla_gym.vla.openvla.sequence import Prompts, Tokenizer, load_tokenizer
 from vla_gym.vla.preprocess import check_images
@@ -62,43 +61,6 @@ class Parts(NamedTuple):
     proprio_projector: ProprioProjector | None = None
 
 
-def load_parts(
-    folder: Path, device: str, dtype: torch.dtype | None, options: OpenVLAOptions
-) -> Parts:
-    """Load a checkpoint folder; see :meth:`OpenVLABase.from_pretrained`."""
-    if not folder.is_dir():
-        raise WeightsError(f"Expected the folder of an OpenVLA checkpoint, got {folder}.")
-    # What is small comes first: loading the network may take minutes.
-    files = [find_file(folder, part, "checkpoint") for part in ("action_head", "proprio_projector")]
-    if film := find_file(folder, "vision_backbone", "checkpoint"):
-        raise WeightsError(f"{film} is of a policy with FiLM, which is not supported.")
-    statistics: Mapping[str, Any] = choose_statistics(
-        read_statistics(folder), options.unnorm_key, folder
-    )
-    sizes = {"action": ACTION_SIZE} | ({"proprio": PROPRIO_SIZE} if files[1] else {})
-    for name, size in sizes.items():
-        if (found := Normalizer(statistics.get(name) or {}).size) != size:
-            raise WeightsError(
-                f"{folder}: expected statistics of {size} numbers of {name}, got {found}."
-            )
-    tokenizer = options.tokenizer or folder
-    if not callable(tokenizer):
-        tokenizer = load_tokenizer(tokenizer)
-    checkpoint = Checkpoint(folder)
-    config = OpenVLAConfig.from_checkpoint(folder, checkpoint.shapes)
-    model = OpenVLAModel.from_checkpoint(checkpoint, config, device, dtype)
-    width = config.text.hidden_size
-    with torch.device("meta"):
-        action_head = L1ActionHead(width) if files[0] else None
-        projector = ProprioProjector(PROPRIO_SIZE, width) if files[1] else None
-    for head, file in zip((action_head, projector), files, strict=True):
-        if head is not None and file is not None:
-            load_into(head, Checkpoint(file), device=device, dtype=model.dtype)
-            head.eval().requires_grad_(False)
-    prompts = Prompts(tokenizer, config.text.vocab_size)
-    return Parts(folder.name, model, prompts, statistics, action_head, projector)
-
-
 class OpenVLABase(FrozenVLA):
     """Images, prompts and actions; the subclasses decode.
 
@@ -123,12 +85,10 @@ class OpenVLABase(FrozenVLA):
         self.num_hidden_tokens = horizon * ACTION_SIZE
         self.hidden_size = int(parts.model.config.text.hidden_size)
         self.normalizer = Normalizer(parts.statistics.get("action") or {}, epsilon=self.epsilon)
-        self._run_layers: Callable[..., torch.Tensor] = run_layers
         self._is_compiled = compile
         # Takes the network as an argument: a deep copy of this object then runs its own.
         self._embed_pixels: Callable[..., torch.Tensor] = OpenVLAModel.embed_pixels
         if compile:
-            self._run_layers = torch.compile(run_layers, mode=options.compile_mode)
             self._embed_pixels = torch.compile(self._embed_pixels, mode=options.compile_mode)
 
     @classmethod
@@ -141,25 +101,49 @@ class OpenVLABase(FrozenVLA):
         compile: bool = False,
         **options: Any,
     ) -> Self:
-        """Load a checkpoint folder.
+        """Load a checkpoint folder; see :func:`vla_gym.vla.load` and the backend's ``Options``.
 
-        Args:
-            folder: With config.json, the weights, tokenizer.json, dataset_statistics.json and, if
-                the policy has them, ``action_head--*_checkpoint.pt`` and
-                ``proprio_projector--*_checkpoint.pt``.
-            device: Torch device.
-            dtype: None: bfloat16 on a GPU, float32 on a CPU.
-            compile: Whether to compile vision towers and, for OpenVLA-OFT, the Llama.
-            **options: See the backend's ``Options``.
-
-        Raises:
-            ConfigError: If options do not fit the checkpoint.
-            WeightsError: If files are missing, damaged or do not fit.
-            NotEnoughMemoryError: If the device has too little memory.
+        ``folder`` has config.json, the weights, tokenizer.json, dataset_statistics.json and, if the
+        policy has them, ``action_head--*_checkpoint.pt`` and
+        ``proprio_projector--*_checkpoint.pt``. ``dtype`` None is bfloat16 on a GPU, float32 on a
+        CPU. ``compile`` is of the vision towers and, for OpenVLA-OFT, the Llama.
         """
-        chosen = make_options(cls.Options, options)
+        chosen, folder = make_options(cls.Options, options), Path(folder)
+        if not folder.is_dir():
+            raise WeightsError(f"Expected the folder of an OpenVLA checkpoint, got {folder}.")
+        # What is small comes first: loading the network may take minutes.
+        files = [
+            find_file(folder, part, "checkpoint") for part in ("action_head", "proprio_projector")
+        ]
+        if film := find_file(folder, "vision_backbone", "checkpoint"):
+            raise WeightsError(f"{film} is of a policy with FiLM, which is not supported.")
+        statistics: Mapping[str, Any] = choose_statistics(
+            read_statistics(folder), chosen.unnorm_key, folder
+        )
+        sizes = {"action": ACTION_SIZE} | ({"proprio": PROPRIO_SIZE} if files[1] else {})
+        for name, size in sizes.items():
+            if (found := Normalizer(statistics.get(name) or {}).size) != size:
+                raise WeightsError(
+                    f"{folder}: expected statistics of {size} numbers of {name}, got {found}."
+                )
+        tokenizer = chosen.tokenizer or folder
+        if not callable(tokenizer):
+            tokenizer = load_tokenizer(tokenizer)
+        checkpoint = Checkpoint(folder)
+        config = OpenVLAConfig.from_checkpoint(folder, checkpoint.shapes)
+        model = OpenVLAModel.from_checkpoint(checkpoint, config, device, dtype)
+        width = config.text.hidden_size
+        with torch.device("meta"):
+            action_head = L1ActionHead(width) if files[0] else None
+            projector = ProprioProjector(PROPRIO_SIZE, width) if files[1] else None
+        for head, file in zip((action_head, projector), files, strict=True):
+            if head is not None and file is not None:
+                load_into(head, Checkpoint(file), device=device, dtype=model.dtype)
+                head.eval()
+        prompts = Prompts(tokenizer, config.text.vocab_size)
+        parts = Parts(folder.name, model, prompts, statistics, action_head, projector)
         backend: Any = cls  # the subclasses take horizon and views from elsewhere
-        made: Self = backend(load_parts(Path(folder), device, dtype, chosen), chosen, compile)
+        made: Self = backend(parts, chosen, compile)
         return made
 
     def pixels(self, images: dict[str, np.ndarray], instructions: Sequence[str]) -> torch.Tensor:

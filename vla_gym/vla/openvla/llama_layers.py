@@ -14,11 +14,11 @@ import torch
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 from transformers import DynamicCache
-from transformers.models.llama.modeling_llama import LlamaModel, rotate_half
+from transformers.models.llama.modeling_llama import rotate_half
 
 
 def run_layers(
-    llama: LlamaModel,
+    llama: Any,
     embeddings: torch.Tensor,
     positions: torch.Tensor,
     *,
@@ -30,7 +30,7 @@ def run_layers(
     """Return the final, normalised states of some rows.
 
     Args:
-        llama: The layers.
+        llama: transformers' LlamaModel.
         embeddings: (B, N, H).
         positions: (B or 1, N) int64.
         rows: (B, R) int64, positions in the sequence of the states that are returned.

@@ -80,7 +80,7 @@ class OpenVLAModel(nn.Module):
         load_into(model, checkpoint, device=device, dtype=dtype, ignore=ignore)
         # Its frequencies are in no checkpoint, and stay in float32.
         model.llama.rotary_emb = LlamaRotaryEmbedding(config.text).to(device)
-        return model.eval().requires_grad_(False)
+        return model.eval()
 
     @property
     def llama(self) -> nn.Module:

@@ -7,7 +7,7 @@ pass. Not covered: FiLM and the diffusion head, which no checkpoint for LIBERO u
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
@@ -19,6 +19,7 @@ from vla_gym.errors import ConfigError
 from vla_gym.outside import ChunkLength
 from vla_gym.vla.base import ACTION_SIZE, PROPRIO_SIZE, ActionOutput, TokenOutput, VLAOutput
 from vla_gym.vla.openvla.base import OpenVLABase, OpenVLAOptions, Parts
+from vla_gym.vla.openvla.llama_layers import run_layers
 from vla_gym.vla.openvla.sequence import NOTHING, STOP, make_sequences
 from vla_gym.vla.statistics import Normalizer
 from vla_gym.vla.tokens import OnePassTokens, bins_to_actions
@@ -65,6 +66,9 @@ class OpenVLAOFTBackend(OpenVLABase, OnePassTokens):
         parts.model.add_module("action_head", parts.action_head)
         views = options.num_views or (1 if self.proprio_projector is None else 2)
         super().__init__(parts, options, horizon=options.horizon, num_views=views, compile=compile)
+        self._run_layers: Callable[..., torch.Tensor] = run_layers
+        if compile:
+            self._run_layers = torch.compile(run_layers, mode=options.compile_mode)
         self.heads = ("token",) if self.action_head is None else ("l1", "token")
         self.head = options.head or self.heads[0]
         if self.head not in self.heads:
