@@ -10,7 +10,7 @@ import torch
 from torch.nn.utils.rnn import pad_sequence
 
 from vla_gym.errors import ConfigError
-from vla_gym.vla.base import TokenOutput
+from vla_gym.vla.base import TrainableTokenVLA
 
 PAD, UNK = "<pad>", "<unk>"
 NUM_BINS = 256
@@ -125,15 +125,9 @@ def token_log_probs(
 class OnePassTokens:
     """Draws and scores tokens for a backend that computes all logits of a chunk in one pass."""
 
-    def token_outputs(
-        self, images: dict[str, np.ndarray], instructions: list[str], proprio: np.ndarray
-    ) -> TokenOutput:
-        """Run the network once; the backend's own."""
-        raise NotImplementedError
-
     @torch.no_grad()
     def act_tokens(
-        self,
+        self: TrainableTokenVLA,
         images: dict[str, np.ndarray],
         instructions: list[str],
         proprio: np.ndarray,
@@ -146,7 +140,7 @@ class OnePassTokens:
         return tokens, token_log_probs(logits, tokens, temperature)
 
     def token_log_probs(
-        self,
+        self: TrainableTokenVLA,
         images: dict[str, np.ndarray],
         instructions: list[str],
         proprio: np.ndarray,
