@@ -73,7 +73,7 @@ def save_token(folder: Path, decoder: bool = True) -> RLTokenEncoder:
     torch.manual_seed(5)
     config = RLTokenModelConfig(32, 8, 16, 16, 1, 1, num_heads=2, linear_path=True)
     RLTokenEncoder(config).save_pretrained(folder, RLTokenDecoder(config) if decoder else None)
-    return RLTokenEncoder.from_pretrained(folder).eval().requires_grad_(False)
+    return RLTokenEncoder.from_pretrained(folder)
 
 
 def make_env(vla: Any, encoder: Any, num_envs: int = 2, **settings: Any) -> FrozenVLAObservation:

@@ -89,9 +89,9 @@ def stored_decoder(encoder: RLTokenEncoder) -> RLTokenDecoder | None:
         return None
     if not any(name.startswith(RLTokenDecoder.prefix) for name in Checkpoint(file).shapes):
         return None
-    return RLTokenDecoder.from_pretrained(file.parent).eval().requires_grad_(False)
+    return RLTokenDecoder.from_pretrained(file.parent)
 
 
 @cache
 def _load(folder: Path, device: str) -> RLTokenEncoder:
-    return RLTokenEncoder.from_pretrained(folder).to(device).eval().requires_grad_(False)
+    return RLTokenEncoder.from_pretrained(folder).to(device)

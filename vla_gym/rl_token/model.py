@@ -100,7 +100,7 @@ class _RLTokenPart(nn.Module):
             rename=lambda name: name.removeprefix(prefix) if name.startswith(prefix) else None,
         )
         part.source = folder
-        return part
+        return part.eval()
 
 
 class RLTokenEncoder(_RLTokenPart):
@@ -158,16 +158,9 @@ class RLTokenEncoder(_RLTokenPart):
     def fit_linear_path(self, hidden: torch.Tensor) -> None:
         """Start the linear path at the principal components of hidden states, the readout at zero.
 
-        See :meth:`vla_gym.rl_token.linear_path.LinearPath.fit`.
-
-        Args:
-            hidden: (B, max_tokens, H); more components than B - 1 are zero.
-
-        Raises:
-            ConfigError: If the encoder has no linear path or the states are fewer tokens.
+        See :meth:`vla_gym.rl_token.linear_path.LinearPath.fit`; there must be such a path.
         """
-        if self.linear is None or hidden.shape[1] != self.config.max_tokens:
-            raise ConfigError("Expected an encoder with a linear path and max_tokens states.")
+        assert self.linear is not None
         self.linear.fit(hidden, self.standardise)
         nn.init.zeros_(self.out.weight)
         nn.init.zeros_(self.out.bias)

@@ -23,15 +23,6 @@ from vla_gym_trainers.runs.result_card import machine_facts, make_card, write_js
 #: What is probed: position of the first object of interest at all times; the same until it is
 #: moved, when the arm's own position says nothing of it; distance from the grip site to it.
 TARGETS = ("object_position", "resting_object_position", "gripper_distance")
-FEATURES = (
-    "rl_token",
-    "mean_hidden",
-    "full_hidden",
-    "random_token",
-    "random_projection",
-    "proprio",
-    "nothing",
-)
 # An object that is nearer than this (m) to where its episode began has not been moved.
 RESTING = 0.01
 
@@ -98,7 +89,7 @@ def encode_states(encoder: RLTokenEncoder, hidden: torch.Tensor) -> torch.Tensor
 def probe_features(
     states: VLAStates, encoder: RLTokenEncoder, train: np.ndarray
 ) -> dict[str, Callable[[], np.ndarray]]:
-    """Return what the probes read, by the names in :data:`FEATURES`, each (N, F) float32.
+    """Return what the probes read, by name, each (N, F) float32.
 
     ``random_token`` is of an encoder of the same sizes with fresh weights and no linear path (its
     scale, and nothing else, is taken from the training states); ``random_projection`` are D random
@@ -219,13 +210,13 @@ def format_probes(result: dict[str, Any]) -> str:
     tables = []
     for target in TARGETS:
         scopes = result["errors_cm"][target]
-        suites = list(scopes["all"][FEATURES[0]])
+        suites = list(scopes["all"]["nothing"])
         heads = [*suites, "probe a suite", "probe a task"]
         lines = [f"{target.replace('_', ' ')}, mean error in cm on unseen layouts:", ""]
         lines += ["| read from | " + " | ".join(heads) + " |"]
         lines += ["| --- |" + " ---: |" * len(heads)]
-        for feature in FEATURES:
-            cells = [scopes["all"][feature][suite] for suite in suites]
+        for feature, errors in scopes["all"].items():
+            cells = [errors[suite] for suite in suites]
             cells += [scopes[scope][feature]["all"] for scope in ("suite", "task")]
             row = " | ".join(f"{cell:.2f}" for cell in cells)
             lines.append(f"| {feature.replace('_', ' ')} | {row} |")

@@ -26,14 +26,11 @@ WAYS = {
 def report(
     encoder: RLTokenEncoder, decoder: RLTokenDecoder, hidden: torch.Tensor
 ) -> dict[str, float]:
-    """Measure the reconstruction of held-out states in several ways.
+    """Measure the reconstruction of states (N, M, H), N >= 2, in the :data:`WAYS`.
 
-    ``token``: from the token alone, nothing else in sight. ``context``: teacher-forced, token
-    and previous states. ``context_wrong_token``: the same with other observations' tokens, and
-    ``context_zero_token`` with zeros (the token's mean over its dimensions); the distance of both
-    to ``context`` says how much the decoder uses the token when it could do without.
-    ``generated``: from the token and its own previous predictions. The states (N, M, H), N >= 2,
-    were not trained on.
+    How far ``context_wrong_token`` and ``context_zero_token`` (the token's mean over its
+    dimensions) are from ``context`` says how much the decoder uses the token when it could do
+    without.
 
     Returns:
         ``<way>_mse`` (in standardised units) and ``<way>_explained_variance``.

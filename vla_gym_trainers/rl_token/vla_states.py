@@ -94,8 +94,8 @@ class VLAStates:
         return len(self.hidden)
 
     def select(self, rows: np.ndarray) -> VLAStates:
-        """Return some rows, given by a mask (N,) or by indices."""
-        index = np.flatnonzero(rows) if rows.dtype == bool else rows
+        """Return the rows of a mask (N,)."""
+        index = np.flatnonzero(rows)
         names = [f.name for f in dataclasses.fields(self) if f.name != "tasks"]
         return dataclasses.replace(self, **{name: getattr(self, name)[index] for name in names})
 

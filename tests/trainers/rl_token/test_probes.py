@@ -16,7 +16,6 @@ from vla_gym.vla import FrozenVLA, StatefulVLA, VLAOutput, load
 from vla_gym_trainers.rl_token.collect_states import ShowObject, states_of_demos, states_of_episodes
 from vla_gym_trainers.rl_token.linear_probe import fit_linear_probe
 from vla_gym_trainers.rl_token.probes import (
-    FEATURES,
     TARGETS,
     ProbeConfig,
     format_probes,
@@ -25,6 +24,8 @@ from vla_gym_trainers.rl_token.probes import (
 from vla_gym_trainers.rl_token.vla_states import PLAYERS, StatesConfig, VLAStates
 from vla_gym_trainers.rollout.episode_sets import join_episodes
 
+FEATURES = {"rl_token", "mean_hidden", "full_hidden", "proprio", "nothing"}
+FEATURES |= {"random_token", "random_projection"}
 EXPERT, VLA = PLAYERS.index("expert"), PLAYERS.index("vla")
 
 
@@ -141,7 +142,7 @@ def test_probes_of_states_that_hold_the_answer_and_of_noise():
     for target in TARGETS:
         for scope in ("all", "suite", "task"):
             rows = result["errors_cm"][target][scope]
-            assert set(rows) == set(FEATURES)
+            assert set(rows) == FEATURES
             assert set(rows["full_hidden"]) == {"goal", "object", "all"}
             assert rows["full_hidden"]["all"] < 0.05, (target, scope)
             assert rows["nothing"]["all"] > 4.0
