@@ -11,6 +11,7 @@ from vla_gym.vla.files import WEIGHTS_ROOT
 GOLDEN = Path(__file__).parents[1] / "golden"
 #: Name -> backend and folder; OpenVLA's are made by the fixture ``checkpoints``.
 FOLDERS = {
+    "mini": ("mini", WEIGHTS_ROOT / "mini"),
     "smolvla": ("smolvla", GOLDEN / "smolvla"),
     "pi0": ("pi0", GOLDEN / "pi0"),
     "pi05": ("pi05", GOLDEN / "pi05"),

@@ -63,14 +63,14 @@ def test_wrong_observations_are_refused(make, name):
     cases = [
         ({"wrist": images["wrist"]}, texts, proprio, r"cameras .*, got \['wrist'\]"),
         (images | {"agentview": images["agentview"].astype("f4")}, texts, proprio, "float32"),
-        (images | {"agentview": images["agentview"][:, :-1]}, texts, proprio, "image_size="),
+        (images | {"agentview": images["agentview"][:, :-1]}, texts, proprio, "image_size=|square"),
         (images | {"agentview": images["agentview"][0]}, texts, proprio, "agentview"),
         (two, texts, proprio, "2 images"),
         (images, texts[:2], proprio, "2 instructions"),
     ]
     if name != "openvla":  # which sees one camera
         cases += [(images | {"wrist": two["wrist"]}, texts, proprio, "as many images")]
-    if name in ("smolvla", "pi0", "pi05", "openvla-oft"):  # the others read none
+    if name in ("mini", "smolvla", "pi0", "pi05", "openvla-oft"):  # the others read none
         cases += [(images, texts, proprio[:, :7], r"got \(3, 7\)")]
     for *inputs, words in cases:
         with pytest.raises(ConfigError, match=words):

@@ -74,20 +74,6 @@ def test_outputs_are_those_of_the_original(vla, name):
         torch.testing.assert_close(out.actions, actions, rtol=0, atol=TOLERANCE[name])
 
 
-def test_a_batch_of_mixed_prompts_equals_its_rows(vla, name):
-    inputs, _, _ = reference(name)
-    lengths = inputs["token_mask"].sum(dim=1)
-    assert len(set(lengths.tolist())) == 3, "the reference has three lengths"
-    batch = sample(vla, inputs)
-    for i, length in enumerate(lengths):
-        alone = {key: value[i : i + 1] for key, value in inputs.items()}
-        for key in ("tokens", "token_mask"):  # without the padding that the batch needed
-            alone[key] = alone[key][:, :length]
-        single = sample(vla, alone)
-        torch.testing.assert_close(single.hidden[0], batch.hidden[i], rtol=0, atol=1e-5)
-        torch.testing.assert_close(single.actions[0], batch.actions[i], rtol=0, atol=1e-5)
-
-
 def test_pi05_is_openpis_as_well_at_every_step():
     """openpi adds times up in float32: its states differ from lerobot's by 5e-5."""
     vla = Pi05Backend.from_pretrained(GOLDEN / "pi05")

@@ -15,11 +15,8 @@ from vla_gym.vla import FrozenVLA, load
 from vla_gym.vla.files import WEIGHTS_ROOT
 from vla_gym.vla.mini.backend import MiniBackend
 from vla_gym.vla.mini.model import MiniVLA, load_model
-from vla_gym.vla.preprocess import area_downsample, proprio_features, stack_cameras
-from vla_gym.vla.tokens import (
-    WordTokenizer,
-    build_vocabulary,
-)
+from vla_gym.vla.preprocess import area_downsample, proprio_features
+from vla_gym.vla.tokens import WordTokenizer, build_vocabulary
 from vla_gym_trainers.cloning import train as training
 from vla_gym_trainers.cloning.data import load_demos, random_shift
 from vla_gym_trainers.cloning.state import CloningState
@@ -47,11 +44,6 @@ def test_area_downsample_refuses_other_images(bad):
         area_downsample(bad)
 
 
-def test_stack_cameras_names_a_missing_camera():
-    with pytest.raises(ConfigError, match="wrist"):
-        stack_cameras({"agentview": np.zeros((1, 64, 64, 3), np.uint8)})
-
-
 def test_proprio_features_do_not_jump_where_axis_angle_flips():
     near = np.zeros((2, 8))
     near[0, 3:6] = [np.pi - 1e-4, 0.0, 0.0]
@@ -74,18 +66,6 @@ def test_tokenizer_handles_unknown_words_length_and_punctuation():
     assert tokenize([""]).shape == (1, 1)
 
 
-def test_batch_equals_single_whatever_the_instruction_lengths():
-    backend = MiniBackend(MiniVLA(small_config()))
-    images, texts, proprio = random_inputs(5)
-    batch = backend.infer(images, texts, proprio)
-    assert batch.hidden.shape == (5, 8, 32) and batch.actions.shape == (5, 8, 7)
-    for i in range(5):
-        row = {key: value[i : i + 1] for key, value in images.items()}
-        one = backend.infer(row, texts[i : i + 1], proprio[i : i + 1])
-        torch.testing.assert_close(one.hidden[0], batch.hidden[i], atol=1e-5, rtol=0)
-        torch.testing.assert_close(one.actions[0], batch.actions[i], atol=1e-5, rtol=0)
-
-
 @pytest.mark.parametrize("head", ["l1", "token"])
 def test_actions_are_environment_actions(head):
     model = MiniVLA(small_config())
@@ -106,15 +86,6 @@ def test_image_sizes_agree_on_block_constant_images():
     expected = backend.infer(images, texts, proprio).hidden
     for other in (large, huge):
         assert torch.equal(backend.infer(other, texts, proprio).hidden, expected)
-
-
-def test_infer_refuses_mixed_batch_sizes():
-    backend = MiniBackend(MiniVLA(small_config()))
-    images, texts, proprio = random_inputs(2)
-    with pytest.raises(ConfigError, match="2 images, 1 instructions"):
-        backend.infer(images, texts[:1], proprio)
-    with pytest.raises(ConfigError, match="as many images of each camera, got .1, 2."):
-        backend.infer({**images, "agentview": images["agentview"][:1]}, texts, proprio)
 
 
 def test_save_and_load_round_trip_is_half_precision(tmp_path):
