@@ -206,12 +206,9 @@ class RLTokenEncoder(_RLTokenPart):
     def save_pretrained(
         self, folder: str | Path, decoder: RLTokenDecoder | None = None, half: bool = True
     ) -> None:
-        """Write config.json, model.safetensors and SHA256SUMS.
+        """Write config.json, model.safetensors (float16 if ``half``) and SHA256SUMS.
 
-        Args:
-            folder: Created if missing.
-            decoder: Also saved if given; acting needs only the encoder.
-            half: In float16; else in float32.
+        Acting needs no ``decoder``.
         """
         tensors = {f"encoder.{key}": value for key, value in self.state_dict().items()}
         if decoder is not None:

@@ -61,14 +61,7 @@ def write_checkpoint(
     *,
     half: bool = True,
 ) -> None:
-    """Write config.json, model.safetensors, and SHA256SUMS over both.
-
-    Args:
-        folder: Created if missing.
-        config: Of the network, as plain data.
-        tensors: Of the network.
-        half: In float16; else as they are.
-    """
+    """Write config.json, model.safetensors, in float16 if ``half``, and SHA256SUMS over both."""
     from safetensors.torch import save_file
 
     folder.mkdir(parents=True, exist_ok=True)

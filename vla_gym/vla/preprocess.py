@@ -95,10 +95,7 @@ def area_downsample(images: np.ndarray, size: int = IMAGE_SIZE) -> np.ndarray:
 
 
 def stack_cameras(images: dict[str, np.ndarray]) -> np.ndarray:
-    """Downsample every camera's images and stack them in the order of :data:`CAMERAS`.
-
-    Args:
-        images: ``{"agentview": (B, H, W, 3) uint8, "wrist": (B, H, W, 3) uint8}``.
+    """Downsample the images (B, H, W, 3) of :data:`CAMERAS` and stack them in that order.
 
     Returns:
         (B, 2, IMAGE_SIZE, IMAGE_SIZE, 3) uint8.

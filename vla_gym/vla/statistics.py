@@ -52,8 +52,7 @@ class _Config(Struct):
 def read_statistics(folder: Path) -> Statistics:
     """Return the statistics of a checkpoint, by data set.
 
-    Args:
-        folder: With dataset_statistics.json, which comes first, or ``norm_stats`` in config.json.
+    They are in dataset_statistics.json, which comes first, or ``norm_stats`` in config.json.
 
     Raises:
         WeightsError: If there are none, or they are no JSON of that form.

@@ -27,15 +27,12 @@ def build_vocabulary(instructions: Iterable[str]) -> list[str]:
 
 
 class WordTokenizer:
-    """Word-level tokenizer: one id per word, id 0 = padding, id 1 = any unknown word."""
+    """Word-level tokenizer: one id per word, id 0 = padding, id 1 = any unknown word.
+
+    The vocabulary starts with those two; longer instructions than ``max_words`` lose their end.
+    """
 
     def __init__(self, vocabulary: Sequence[str], max_words: int) -> None:
-        """Remember the word ids.
-
-        Args:
-            vocabulary: Words in the order of their ids, starting with padding and unknown.
-            max_words: Longer instructions lose their last words.
-        """
         self._ids = {word: i for i, word in enumerate(vocabulary)}
         self._max_words = max_words
 

@@ -44,16 +44,10 @@ def masked_attention(
 def resize_with_padding(
     images: torch.Tensor, height: int, width: int, *, centred: bool
 ) -> torch.Tensor:
-    """Resize images as openpi and lerobot do: proportions stay, the rest is black.
+    """Resize (N, 3, H, W) float32 in [0, 1] to (N, 3, height, width) as openpi and lerobot do.
 
-    Args:
-        images: (N, 3, H, W) float32 in [0, 1].
-        height: Of the result.
-        width: Of the result.
-        centred: Whether the image is in the middle (pi0) or at the right and bottom (SmolVLA).
-
-    Returns:
-        (N, 3, height, width), bilinear without anti-aliasing.
+    Bilinear without anti-aliasing; proportions stay, the rest is black. ``centred`` says whether
+    the image is in the middle (pi0) or at the right and bottom (SmolVLA).
     """
     old_height, old_width = images.shape[-2:]
     if (old_height, old_width) == (height, width):

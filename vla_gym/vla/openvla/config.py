@@ -99,11 +99,7 @@ class OpenVLAConfig:
 
     @classmethod
     def from_checkpoint(cls, folder: Path, shapes: Mapping[str, tuple[int, ...]]) -> OpenVLAConfig:
-        """Read a checkpoint's configuration.
-
-        Args:
-            folder: With config.json.
-            shapes: Of the checkpoint's tensors, by name.
+        """Read config.json; what it does not say follows from the shapes of the tensors, by name.
 
         Raises:
             WeightsError: If it is no OpenVLA with both vision towers, or heads are unknown.

@@ -32,16 +32,10 @@ _STD = (0.229, 0.224, 0.225, 0.5, 0.5, 0.5)
 
 
 def jpeg_roundtrip(images: np.ndarray) -> np.ndarray:
-    """Return what TensorFlow makes of images by encoding and decoding them as JPEG.
+    """Return what TensorFlow makes of (N, H, W, 3) uint8 by encoding and decoding it as JPEG.
 
     Pillow's encoder writes TensorFlow's bytes; its decoder uses the slow inverse cosine transform,
     TensorFlow's the fast one (a difference of up to 19 levels).
-
-    Args:
-        images: (N, H, W, 3) uint8.
-
-    Returns:
-        (N, H, W, 3) uint8.
     """
     # Both libraries let other threads run meanwhile. Threads that outlived the call would not be in
     # a forked process, which would wait for them.
@@ -59,14 +53,9 @@ def _jpeg_one(image: np.ndarray) -> np.ndarray:
 
 
 def lanczos_resize(images: torch.Tensor, size: int) -> torch.Tensor:
-    """Resize like ``tf.image.resize(method="lanczos3", antialias=True)``, rounded to uint8.
+    """Resize (N, H, W, 3) uint8 to (N, size, size, 3) uint8, rounded.
 
-    Args:
-        images: (N, H, W, 3) uint8.
-        size: Height and width of the result.
-
-    Returns:
-        (N, size, size, 3) uint8.
+    Like ``tf.image.resize(method="lanczos3", antialias=True)``.
     """
     rows = _lanczos_matrix(images.shape[1], size).to(images.device)
     columns = _lanczos_matrix(images.shape[2], size).to(images.device)
@@ -85,16 +74,11 @@ def _lanczos_matrix(before: int, after: int) -> torch.Tensor:
 
 
 def center_crop(images: torch.Tensor) -> torch.Tensor:
-    """Cut out the middle CROP_AREA and scale it back up, like TensorFlow's ``crop_and_resize``.
+    """Cut the middle CROP_AREA out of (N, S, S, 3) uint8 and scale it back up.
 
-    Its bilinear interpolation puts the corners of crop and result onto each other and does not
-    smooth; other crops (to whole pixels, or smoothed) differ by 3 levels on average.
-
-    Args:
-        images: (N, S, S, 3) uint8.
-
-    Returns:
-        (N, S, S, 3) uint8.
+    Like TensorFlow's ``crop_and_resize``, whose bilinear interpolation puts the corners of crop and
+    result onto each other and does not smooth; other crops (to whole pixels, or smoothed) differ by
+    3 levels on average.
     """
     size = images.shape[1]
     low, high, share = (x.to(images.device) for x in _crop_positions(size))

@@ -107,8 +107,7 @@ class OpenVLAModel(nn.Module):
     def embed_pixels(self, pixels: torch.Tensor) -> torch.Tensor:
         """Map normalised pixels (B, 6 * V, S, S) to embeddings (B, V * patches, H).
 
-        Args:
-            pixels: For each view 3 channels for DINOv2 and 3 for SigLIP, in the model's dtype.
+        Of each view there are 3 channels for DINOv2 and 3 for SigLIP, in the model's dtype.
         """
         batch = len(pixels)
         features = self.vision_backbone(pixels.reshape(-1, 6, *pixels.shape[-2:]))

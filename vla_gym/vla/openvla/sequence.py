@@ -29,10 +29,7 @@ Tokenizer = Callable[[str], list[int]]
 
 
 def load_tokenizer(source: str | Path) -> Tokenizer:
-    """Return the tokenizer of a file tokenizer.json.
-
-    Args:
-        source: The file or its folder.
+    """Return the tokenizer of a file tokenizer.json, or of the one in a folder.
 
     Raises:
         WeightsError: If it is missing or damaged.
@@ -56,15 +53,9 @@ def load_tokenizer(source: str | Path) -> Tokenizer:
 
 
 class Prompts:
-    """Instructions to ids, remembered."""
+    """Instructions to ids of Llama 2's vocabulary, all below its size; remembered."""
 
     def __init__(self, tokenize: Tokenizer, vocab_size: int) -> None:
-        """Take the tokenizer.
-
-        Args:
-            tokenize: Of Llama 2's vocabulary.
-            vocab_size: Ids must be below it.
-        """
         self._tokenize = tokenize
         self._vocab_size = vocab_size
         self._ids = lru_cache(4096)(self._encode)

@@ -53,12 +53,7 @@ class ViTConfig:
     def from_shapes(
         cls, shapes: Mapping[str, tuple[int, ...]], prefix: str, num_heads: int
     ) -> ViTConfig:
-        """Read the sizes from a checkpoint's shapes; the heads alone are not in them.
-
-        Args:
-            shapes: By name.
-            prefix: Of the tower's names, e.g. ``"vision_backbone.featurizer."``.
-            num_heads: Of each block.
+        """Read the sizes from a checkpoint's shapes by name; the heads alone are not in them.
 
         Raises:
             WeightsError: If names are missing.

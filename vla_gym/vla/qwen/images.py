@@ -28,15 +28,10 @@ Resize = Literal["bicubic", "area", "none"]
 
 
 def area_resize(images: np.ndarray, size: tuple[int, int]) -> np.ndarray:
-    """Shrink images by averaging over the area of each new pixel, as OpenCV's INTER_AREA.
+    """Shrink (N, H, W, 3) uint8 by averaging over the area of each new pixel, as INTER_AREA.
 
-    Args:
-        images: (N, H, W, 3) uint8.
-        size: New height and width, at most H and W.
-
-    Returns:
-        (N, height, width, 3) uint8. Halves are rounded to even, which OpenCV does as well, except
-        where it halves an image.
+    ``size`` is the new height and width. Halves are rounded to even, which OpenCV does as well,
+    except where it halves an image.
     """
     if images.shape[1:3] == size:
         return images
@@ -56,15 +51,7 @@ def _area_weights(old: int, new: int) -> np.ndarray:
 
 
 def bicubic_resize(images: np.ndarray, size: tuple[int, int]) -> np.ndarray:
-    """Resize images by Pillow's bicubic filter.
-
-    Args:
-        images: (N, H, W, 3) uint8.
-        size: New height and width.
-
-    Returns:
-        (N, height, width, 3) uint8.
-    """
+    """Resize (N, H, W, 3) uint8 to a height and width by Pillow's bicubic filter."""
     if images.shape[1:3] == size:
         return images
     how = Image.Resampling.BICUBIC

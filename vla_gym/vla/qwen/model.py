@@ -38,13 +38,10 @@ class EqualSegmentAttention(nn.Module):
         position_embeddings: tuple[torch.Tensor, torch.Tensor],
         **_: Any,
     ) -> torch.Tensor:
-        """Attend within each segment.
+        """Attend within each segment of (N, width), with cosines and sines (N, head size).
 
-        Args:
-            hidden_states: (N, width), all segments one after the other.
-            cu_seqlens: (segments + 1,); only its length is looked at, which needs no transfer from
-                the GPU.
-            position_embeddings: Cosines and sines, each (N, head size).
+        Of ``cu_seqlens`` (segments + 1,) only the length is looked at, which needs no transfer from
+        the GPU.
         """
         count = len(cu_seqlens) - 1
         q, k, v = self.qkv(hidden_states).unflatten(-1, (3, self.num_heads, -1)).unbind(1)
