@@ -18,7 +18,7 @@ from vla_gym.vla.base import (
     TokenOutput,
     VLAOutput,
 )
-from vla_gym.vla.files import WEIGHTS_ROOT, verify_checksums
+from vla_gym.vla.files import WEIGHTS_ROOT
 from vla_gym.vla.mini.model import MiniVLA, MiniVLAOutput, load_model, to_pixel_values
 from vla_gym.vla.preprocess import IMAGE_SIZE, check_rows, proprio_features, stack_cameras
 from vla_gym.vla.tokens import OnePassTokens, WordTokenizer, actions_to_bins, bins_to_actions
@@ -88,7 +88,6 @@ class MiniBackend(FrozenVLA, OnePassTokens):
         if dtype not in (None, torch.float32):
             raise ConfigError(f"The mini VLA runs in float32, got {dtype}: leave dtype out.")
         folder = Path(folder)
-        verify_checksums(folder)
         model = load_model(folder)
         model.to(device)
         if compile:

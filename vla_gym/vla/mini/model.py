@@ -25,7 +25,7 @@ from vla_gym.outside import ChunkLength, Layers, Object, Size, to_type
 from vla_gym.vla.base import ACTION_SIZE, CAMERAS
 from vla_gym.vla.blocks import Block, CameraStem
 from vla_gym.vla.checkpoint_files import Checkpoint
-from vla_gym.vla.files import read_json, write_checkpoint
+from vla_gym.vla.files import read_json, verify_checksums, write_checkpoint
 from vla_gym.vla.load_weights import described_by, load_into
 from vla_gym.vla.tokens import NUM_BINS, PAD, UNK
 
@@ -241,6 +241,7 @@ def load_model(folder: Path) -> MiniVLA:
     Raises:
         WeightsError: If the files are corrupt or do not fit the architecture.
     """
+    verify_checksums(folder)
     file = folder / "config.json"
     config = MiniVLAConfig.of(read_json(file, Object), file)
     with described_by(folder), torch.device("meta"):
