@@ -7,12 +7,7 @@ from dataclasses import replace
 
 import numpy as np
 import torch
-from openvla_checkpoints import (
-    CASES,
-    GOLDEN,
-    Reference,
-    gap,
-)
+from openvla_checkpoints import CASES, GOLDEN, Reference, gap
 
 from vla_gym.vla import FrozenVLA, TokenVLA
 from vla_gym.vla.base import TrainableTokenVLA

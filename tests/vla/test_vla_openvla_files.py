@@ -8,10 +8,7 @@ import re
 
 import pytest
 import torch
-from openvla_checkpoints import (
-    CHECKPOINT,
-    make_checkpoint,
-)
+from openvla_checkpoints import CHECKPOINT, make_checkpoint
 
 from vla_gym import memory
 from vla_gym.errors import ConfigError, NotEnoughMemoryError, WeightsError

@@ -65,9 +65,7 @@ def test_a_fixed_prompt_length_changes_nothing(checkpoints, monkeypatch):
     wanted = OpenVLAOFTBackend.from_pretrained(folder).infer(images, texts, proprio)
     passes, run = [], vla._run_layers
     monkeypatch.setattr(
-        vla,
-        "_run_layers",
-        lambda *args, **named: passes.append(named) or run(*args, **named),
+        vla, "_run_layers", lambda *args, **named: passes.append(named) or run(*args, **named)
     )
     found = vla.infer(images, texts, proprio)
     assert gap(found.hidden, wanted.hidden) < 1e-5

@@ -7,10 +7,10 @@ from importlib import metadata
 from pathlib import Path
 from types import SimpleNamespace
 
-import numpy as np
 import page_code
 import pytest
 import torch
+from mini_vla import random_inputs
 from run_python import run_python
 
 from vla_gym.errors import ConfigError, RLTokenWarning, WeightsError
@@ -54,11 +54,6 @@ def example_package(tmp_path, monkeypatch):
     sys.modules.pop("constant_vla", None)
 
 
-def inputs(batch=2):
-    images = {key: np.zeros((batch, 64, 64, 3), np.uint8) for key in ("agentview", "wrist")}
-    return images, ["go"] * batch, np.zeros((batch, 8), np.float32)
-
-
 def test_example_package_says_what_the_test_installs():
     tomllib = pytest.importorskip("tomllib")
     project = tomllib.loads(EXAMPLE["constant-vla/pyproject.toml"])["project"]
@@ -68,7 +63,7 @@ def test_example_package_says_what_the_test_installs():
 def test_entry_point_by_name_and_by_model_type(example_package, checkpoint):
     vla = load(f"constant:{checkpoint}", scale=0.5)
     assert isinstance(vla, FrozenVLA) and vla.name == "steady"
-    assert vla.infer(*inputs()).actions[0, 0].tolist() == [0.25, 0, 0, 0, 0, 0, -0.5]
+    assert vla.infer(*random_inputs(2)).actions[0, 0].tolist() == [0.25, 0, 0, 0, 0, 0, -0.5]
     assert load(f"constant:{checkpoint}", scale=0.5) is vla
     assert load(f"constant:{checkpoint}") is not vla
     assert load(checkpoint) is load(f"constant:{checkpoint}")
@@ -184,7 +179,7 @@ def test_wrong_specifications(spec, problem):
 def test_options_in_the_specification(example_package, checkpoint):
     spec = f"constant:{checkpoint}"
     half = load(f"{spec}?scale=0.5")
-    assert half.infer(*inputs()).actions[0, 0, 0] == 0.25
+    assert half.infer(*random_inputs(2)).actions[0, 0, 0] == 0.25
     assert load(spec, scale=0.5) is half
     assert load(f"{spec}?scale=0.5", scale=1.0) is load(spec, scale=1.0)  # the argument wins
     assert load(f"{spec}?dtype=bfloat16") is load(spec, dtype="bfloat16")

@@ -24,12 +24,7 @@ from vla_gym.vla import FrozenVLA
 from vla_gym.vla.base import CAMERAS
 from vla_gym.vla.preprocess import area_downsample
 from vla_gym_trainers.cloning.data import demo_files
-from vla_gym_trainers.rl_token.vla_states import (
-    StatesConfig,
-    VLAStates,
-    infer_hidden,
-    kept_hidden,
-)
+from vla_gym_trainers.rl_token.vla_states import StatesConfig, VLAStates, infer_hidden, kept_hidden
 from vla_gym_trainers.rollout.episode_sets import RecordingPolicy, join_episodes, play_set
 
 # Players see different layouts, and others than `vla-gym demos` with the same seed.

@@ -15,12 +15,7 @@ from vla_gym.rollout.noise import NoisyEpisodes
 from vla_gym.vla import FrozenVLA, StatefulVLA, VLAOutput, load
 from vla_gym_trainers.rl_token.collect_states import ShowObject, states_of_demos, states_of_episodes
 from vla_gym_trainers.rl_token.linear_probe import fit_linear_probe
-from vla_gym_trainers.rl_token.probes import (
-    TARGETS,
-    ProbeConfig,
-    format_probes,
-    run_probes,
-)
+from vla_gym_trainers.rl_token.probes import TARGETS, ProbeConfig, format_probes, run_probes
 from vla_gym_trainers.rl_token.vla_states import PLAYERS, StatesConfig, VLAStates
 from vla_gym_trainers.rollout.episode_sets import join_episodes
 
