@@ -147,6 +147,8 @@ def test_tokens_are_drawn_and_scored_alike(policies, base, name):
     scored = vla.token_log_probs(*inputs, tokens, temperature=1.6)
     assert gap(scored, log_probs) < 1e-4
     assert gap(vla.token_log_probs(*inputs, tokens), scored) > 1e-3
+    with pytest.raises(ConfigError, match=rf"tokens \(3, {vla.horizon}, 7\), got \(3, .*, 3\)"):
+        vla.token_log_probs(*inputs, tokens[..., :3])
 
 
 @pytest.mark.parametrize("name", ["openvla-oft", "openvla"])

@@ -113,8 +113,10 @@ def token_log_probs(
         (...) float32.
 
     Raises:
-        ConfigError: If the temperature is negative.
+        ConfigError: If the temperature is negative, or there are not as many tokens as logits.
     """
+    if tokens.shape != logits.shape[:-1]:
+        raise ConfigError(f"Expected tokens {tuple(logits.shape[:-1])}, got {tuple(tokens.shape)}.")
     scaled = _scaled(logits, temperature).log_softmax(dim=-1)
     return scaled.gather(-1, tokens[..., None]).squeeze(-1)
 
