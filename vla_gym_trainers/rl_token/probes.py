@@ -62,13 +62,16 @@ def probe_rl_token(config: ProbeConfig) -> dict[str, Any]:
     """Play episodes, fit all probes and return (and write) the result card.
 
     Raises:
-        ConfigError: If a value is out of range.
+        ConfigError: If a value is out of range, or the RL token is another VLA's.
         WeightsError: If the VLA or the RL token cannot be loaded.
     """
     config.check()
     torch.set_num_threads(config.threads)
     encoder = load_rl_token(config.rl_token or config.vla, config.device)
-    states = states_of_episodes(load(config.vla, device=config.device), config)
+    vla = load(config.vla, device=config.device)
+    # Another VLA's token is refused before anything is played.
+    encoder.encode(torch.zeros(1, vla.num_hidden_tokens, vla.hidden_size, device=config.device))
+    states = states_of_episodes(vla, config)
     results = run_probes(states, encoder, states.held_out(config.test_share))
     environment = {**config.world_facts(), **machine_facts()}
     seeds: dict[str, int | None] = {"run": config.seed}

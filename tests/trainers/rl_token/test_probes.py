@@ -13,6 +13,7 @@ from vla_gym.remote.shards import ThreadHosts
 from vla_gym.rl_token import RLTokenEncoder, RLTokenModelConfig
 from vla_gym.rollout.noise import NoisyEpisodes
 from vla_gym.vla import FrozenVLA, StatefulVLA, VLAOutput, load
+from vla_gym_trainers.rl_token import probes
 from vla_gym_trainers.rl_token.collect_states import ShowObject, states_of_demos, states_of_episodes
 from vla_gym_trainers.rl_token.linear_probe import fit_linear_probe
 from vla_gym_trainers.rl_token.probes import TARGETS, ProbeConfig, format_probes, run_probes
@@ -302,6 +303,13 @@ def test_bad_options_are_refused():
         with pytest.raises(ConfigError, match=message):
             ProbeConfig(**values).check()
     ProbeConfig(expert_episodes=3, rollout_episodes=0).check()
+
+
+def test_another_vla_s_token_is_refused_before_anything_is_played(monkeypatch):
+    monkeypatch.setattr(probes, "load", lambda *_, **__: PixelVLA())
+    monkeypatch.setattr(probes, "states_of_episodes", lambda *_: pytest.fail("played"))
+    with pytest.raises(ConfigError, match="8, 192.*the RL token that was pretrained for this VLA"):
+        probes.probe_rl_token(ProbeConfig(rl_token="mini"))
 
 
 def test_demonstrations_of_another_size_are_refused(tmp_path):
