@@ -74,8 +74,6 @@ class MiniConfig(CheckpointSettings):
     """Width of the transformer."""
     num_layers: PositiveInt = 4
     """Blocks of the transformer."""
-    token_head_width: Count = 0
-    """Hidden units of the token head; 0: one linear layer."""
     precision: Literal["auto", "bf16", "fp32"] = "auto"
     """bf16 autocast; ``auto`` uses it where the CPU has the instructions, and on CUDA."""
     flow_layers: Count = 0

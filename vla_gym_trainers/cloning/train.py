@@ -47,7 +47,7 @@ def build_model(config: MiniConfig, demos: DemoSet) -> MiniVLA:
     """Make the network: fresh, or from ``config.init_from`` with its vocabulary and scales."""
     if config.init_from is not None:
         model = load_model(resolve_weights(config.init_from))
-        for name in ("hidden_size", "num_layers", "token_head_width", "flow_layers"):
+        for name in ("hidden_size", "num_layers", "flow_layers"):
             given, own = getattr(config, name), getattr(model.config, name)
             if given not in (getattr(MiniConfig, name), own):
                 raise ConfigError(
@@ -66,7 +66,6 @@ def build_model(config: MiniConfig, demos: DemoSet) -> MiniVLA:
             vocabulary=build_vocabulary(texts),
             hidden_size=config.hidden_size,
             num_layers=config.num_layers,
-            token_head_width=config.token_head_width,
             flow_layers=config.flow_layers,
             action_mean=[round(float(x), 6) for x in actions.mean(0)],
             action_std=[round(float(x), 6) for x in action_std],

@@ -52,7 +52,6 @@ class MiniVLAConfig:
         tokens_per_camera: Tokens that a camera's feature map is projected to.
         stem_channels: Channels of the 4x4 feature map before that projection.
         horizon: Number C of actions in a chunk = number of action queries.
-        token_head_width: Hidden units of the token head; 0: one linear layer.
         flow_layers: Transformer blocks of the flow head; 0: there is none.
         flow_steps: Denoising steps of the flow head.
         action_mean: Mean of the 7 numbers of the training data's actions, for the flow head.
@@ -70,7 +69,6 @@ class MiniVLAConfig:
     tokens_per_camera: Size = 4
     stem_channels: Size = 48
     horizon: ChunkLength = 8
-    token_head_width: Annotated[int, Meta(ge=0, le=2**20)] = 0
     flow_layers: Layers = 0
     flow_steps: ChunkLength = 5
     action_mean: ActionStatistics = field(default_factory=lambda: [0.0] * ACTION_SIZE)
@@ -166,12 +164,7 @@ class MiniVLA(nn.Module):
         self.action_head = nn.Sequential(
             nn.Linear(width, width), nn.GELU(), nn.Linear(width, ACTION_SIZE)
         )
-        inner, logits = config.token_head_width, ACTION_SIZE * NUM_BINS
-        self.token_head: nn.Module = nn.Linear(width, logits)
-        if inner:
-            self.token_head = nn.Sequential(
-                nn.Linear(width, inner), nn.GELU(), nn.Linear(inner, logits)
-            )
+        self.token_head = nn.Linear(width, ACTION_SIZE * NUM_BINS)
         self.flow_head: FlowHead | None = None
         if config.flow_layers:
             self.flow_head = FlowHead(width, config.num_heads, config.flow_layers)
