@@ -166,17 +166,6 @@ def random_shift(images: np.ndarray, pixels: int, rng: np.random.Generator) -> n
     return out
 
 
-def drop_words(
-    ids: torch.Tensor, rate: float, unknown: int, generator: np.random.Generator
-) -> torch.Tensor:
-    """Replace words (B, W), 0 = padding, by the unknown one, so that its embedding is trained.
-
-    ``rate`` is the probability per word.
-    """
-    drop = torch.from_numpy(generator.random(tuple(ids.shape)) < rate)
-    return torch.where(drop & (ids > 0), torch.full_like(ids, unknown), ids)
-
-
 class Sentences:
     """For each task the original instruction and its paraphrases."""
 

@@ -13,7 +13,7 @@ from vla_gym.vla.base import GRIPPER
 from vla_gym.vla.mini.model import MiniVLA, to_pixel_values
 from vla_gym.vla.tokens import NUM_BINS, UNK, actions_to_bins
 from vla_gym_trainers.cloning.config import MiniConfig
-from vla_gym_trainers.cloning.data import DemoSet, Sentences, drop_words, random_shift
+from vla_gym_trainers.cloning.data import DemoSet, Sentences, random_shift
 from vla_gym_trainers.cloning.state import CloningState
 
 
@@ -122,9 +122,10 @@ def train_step(
     proprio = demos.proprio[index]
     noise = state.rng.normal(size=proprio.shape) * config.proprio_noise
     proprio = proprio + (noise * state.model.config.proprio_std).astype(np.float32)
-    unknown = state.model.config.vocabulary.index(UNK)
     ids = sentences.draw(demos.task[index], config.paraphrase_rate, state.rng)
-    ids = drop_words(ids, config.word_dropout, unknown, state.rng)
+    # The unknown word in place of some, so that its embedding is trained.
+    drop = torch.from_numpy(state.rng.random(tuple(ids.shape)) < config.word_dropout)
+    ids = ids.masked_fill(drop & (ids > 0), state.model.config.vocabulary.index(UNK))
     with torch.autocast(config.device.split(":")[0], torch.bfloat16, enabled=bf16):
         losses = _losses(state.model, (images, ids, proprio), chunks, config, state.rng)
     weights = {"token_cross_entropy": config.token_loss_weight, "flow": config.flow_loss_weight}
