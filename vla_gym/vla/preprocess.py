@@ -12,7 +12,6 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from vla_gym.errors import ConfigError
-from vla_gym.vla.base import CAMERAS
 
 #: Height and width in pixels that the embedded VLA works on.
 IMAGE_SIZE = 64
@@ -92,19 +91,6 @@ def area_downsample(images: np.ndarray, size: int = IMAGE_SIZE) -> np.ndarray:
         mean += blocks[..., i, :]
     mean //= np.uint16(factor * factor)
     return mean.astype(np.uint8)
-
-
-def stack_cameras(images: dict[str, np.ndarray]) -> np.ndarray:
-    """Downsample the images (B, H, W, 3) of :data:`CAMERAS` and stack them in that order.
-
-    Returns:
-        (B, 2, IMAGE_SIZE, IMAGE_SIZE, 3) uint8.
-
-    Raises:
-        ConfigError: If a camera is missing or the images do not fit.
-    """
-    small = {name: area_downsample(images[name]) for name in CAMERAS if name in images}
-    return np.stack(check_images(small, CAMERAS, IMAGE_SIZE), axis=1)
 
 
 def proprio_features(proprio: np.ndarray) -> np.ndarray:

@@ -142,9 +142,13 @@ class SmolVLANetwork(nn.Module):
             last = i == len(layers) - 1
             q, k, v = self._project(layer, layer.input_layernorm(x), with_queries=not last)
             k = apply_rope(k, positions)
-            expert_k, expert_v = self._expert_keys(i, k, v)
-            keys.append(expert_k)
-            values.append(expert_v)
+            if self.vlm_with_expert.sees_actions[i]:
+                keys.append(k)
+                values.append(v)
+            else:  # the same for all denoising steps, so it is done once
+                inner = self.expert.layers[i].self_attn
+                keys.append(self._heads(inner.k_proj(k.transpose(1, 2).flatten(2))))
+                values.append(self._heads(inner.v_proj(v.transpose(1, 2).flatten(2))))
             if q is not None:  # after the last layer only its keys and values are needed
                 x = self._finish(layer, x, masked_attention(apply_rope(q, positions), k, v, attend))
         steps = torch.arange(self.chunk_size, device=mask.device)
@@ -183,19 +187,6 @@ class SmolVLANetwork(nn.Module):
             x = self._finish(layer, x, attended)
         hidden = self.expert.norm(x).float()
         return hidden, self.action_out_proj(hidden.to(self.action_out_proj.weight.dtype)).float()
-
-    def _expert_keys(
-        self, index: int, k: torch.Tensor, v: torch.Tensor
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        if self.vlm_with_expert.sees_actions[index]:
-            return k, v
-        # The same for all denoising steps, so it is done once.
-        attention = self.expert.layers[index].self_attn
-        projected = (
-            self._heads(proj(x.transpose(1, 2).flatten(2)))
-            for proj, x in ((attention.k_proj, k), (attention.v_proj, v))
-        )
-        return next(projected), next(projected)
 
     def _heads(self, x: torch.Tensor) -> torch.Tensor:
         head_dim = self.vlm.config.text_config.head_dim

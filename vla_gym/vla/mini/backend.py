@@ -11,6 +11,7 @@ from vla_gym.envs.checks import MAX_SEED, as_integer
 from vla_gym.errors import ConfigError
 from vla_gym.vla.base import (
     ACTION_SIZE,
+    CAMERAS,
     GRIPPER,
     ActionOutput,
     FlowOutput,
@@ -20,7 +21,13 @@ from vla_gym.vla.base import (
 )
 from vla_gym.vla.files import WEIGHTS_ROOT
 from vla_gym.vla.mini.model import MiniVLA, MiniVLAOutput, load_model, to_pixel_values
-from vla_gym.vla.preprocess import IMAGE_SIZE, check_rows, proprio_features, stack_cameras
+from vla_gym.vla.preprocess import (
+    IMAGE_SIZE,
+    area_downsample,
+    check_images,
+    check_rows,
+    proprio_features,
+)
 from vla_gym.vla.tokens import OnePassTokens, WordTokenizer, actions_to_bins, bins_to_actions
 
 
@@ -111,7 +118,8 @@ class MiniBackend(FrozenVLA, OnePassTokens):
         Raises:
             ConfigError: If shapes, dtypes or batch sizes do not fit.
         """
-        stacked = stack_cameras(images)
+        small = {name: area_downsample(images[name]) for name in CAMERAS if name in images}
+        stacked = np.stack(check_images(small, CAMERAS, IMAGE_SIZE), axis=1)
         features = proprio_features(proprio)
         check_rows(len(stacked), instructions, features)
         device = self.model.device
