@@ -149,6 +149,10 @@ class FrozenVLA(Protocol):
             instructions: B instructions in plain language.
             proprio: (B, 8) float32: end-effector position (m), axis-angle (rad), finger joints
                 (m).
+
+        Raises:
+            ConfigError: If shapes, dtypes or batch sizes do not fit; so do the other methods that
+                take observations.
         """
 
 

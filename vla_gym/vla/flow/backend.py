@@ -194,9 +194,6 @@ class FlowBackend(FrozenVLA, ABC):
         """Predict one chunk per row; see :class:`~vla_gym.vla.base.FrozenVLA`.
 
         ``noise`` (B, C, max_action_dim) float32 is what to start from; None as the options say.
-
-        Raises:
-            ConfigError: If shapes, dtypes or batch sizes do not fit.
         """
         flow = self.flow_outputs(images, instructions, proprio, noise)
         hidden, chunk = flow.integrate(self.num_steps)

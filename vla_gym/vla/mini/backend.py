@@ -114,9 +114,6 @@ class MiniBackend(FrozenVLA, OnePassTokens):
         """Preprocess and run the network, with gradients where its parameters have them.
 
         Arguments as for :meth:`infer`; ``with_tokens`` also computes ``token_logits``.
-
-        Raises:
-            ConfigError: If shapes, dtypes or batch sizes do not fit.
         """
         small = {name: area_downsample(images[name]) for name in CAMERAS if name in images}
         stacked = np.stack(check_images(small, CAMERAS, IMAGE_SIZE), axis=1)
@@ -135,11 +132,7 @@ class MiniBackend(FrozenVLA, OnePassTokens):
     def infer(
         self, images: dict[str, np.ndarray], instructions: list[str], proprio: np.ndarray
     ) -> VLAOutput:
-        """Predict one chunk per row; see :class:`~vla_gym.vla.base.FrozenVLA`.
-
-        Raises:
-            ConfigError: If shapes, dtypes or batch sizes do not fit.
-        """
+        """Predict one chunk per row; see :class:`~vla_gym.vla.base.FrozenVLA`."""
         if self.head == "token":
             hidden, logits = self.token_outputs(images, instructions, proprio)
             return VLAOutput(hidden, self.tokens_to_actions(logits.argmax(-1)))

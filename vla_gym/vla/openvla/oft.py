@@ -89,11 +89,7 @@ class OpenVLAOFTBackend(OpenVLABase, OnePassTokens):
     def hidden_states(
         self, images: dict[str, np.ndarray], instructions: list[str], proprio: np.ndarray
     ) -> torch.Tensor:
-        """Return the states (B, M, H) that predict actions, with gradients where there are any.
-
-        Raises:
-            ConfigError: If shapes, dtypes or batch sizes do not fit.
-        """
+        """Return the states (B, M, H) that predict actions, with gradients where there are any."""
         observed = self.observe(self.embed_images(images, instructions), proprio)
         return self.decode(observed, self.prompts(instructions))
 

@@ -145,11 +145,7 @@ class QwenOFTBackend(FrozenVLA):
     def action_outputs(
         self, images: dict[str, np.ndarray], instructions: list[str], proprio: np.ndarray
     ) -> ActionOutput:
-        """Run the network once; see :class:`~vla_gym.vla.base.TrainableActionVLA`.
-
-        Raises:
-            ConfigError: If shapes, dtypes or batch sizes do not fit.
-        """
+        """Run the network once; see :class:`~vla_gym.vla.base.TrainableActionVLA`."""
         pixels = self.images.pixels(images)
         check_rows(len(pixels), instructions, proprio)
         prompts = [self.prompts.encode(text) for text in instructions]
@@ -162,11 +158,7 @@ class QwenOFTBackend(FrozenVLA):
     def infer(
         self, images: dict[str, np.ndarray], instructions: list[str], proprio: np.ndarray
     ) -> VLAOutput:
-        """Predict one chunk per row, without a look at ``proprio``; see FrozenVLA.
-
-        Raises:
-            ConfigError: If shapes, dtypes or batch sizes do not fit.
-        """
+        """Predict one chunk per row, without a look at ``proprio``; see FrozenVLA."""
         hidden, normalized = self.action_outputs(images, instructions, proprio)
         return VLAOutput(hidden, self.to_env(normalized))
 
