@@ -159,7 +159,7 @@ def grpo_update(on: Device, vla: Any, config: Any) -> Row:
     policy, rng = make_networks(config, vla).policy, np.random.default_rng(0)
     rollout = Rollout(policy, 8, 1 if on.tiny else 2, 1, group_size=config.group_size)
     data, arrays = rollout.data, rollout.arrays
-    for name in vla.cameras[: vla.num_views]:
+    for name in vla.cameras:
         arrays[name][:] = rng.integers(0, 256, arrays[name].shape, np.uint8)
     data["valid"][:], data["executed"][:] = True, vla.horizon
     data["instruction"][:] = rollout.instruction_id(TEXT)

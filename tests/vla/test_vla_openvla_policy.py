@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 from mini_vla import small_config
-from openvla_checkpoints import Reference, gap
+from openvla_checkpoints import CASES, Reference, gap
 from vla_checkpoints import observe
 
 from vla_gym.errors import ConfigError, WeightsError
@@ -27,25 +27,19 @@ OFT = Reference("oft")
 # ---------------------------------------------------------------------- from observations
 
 
-def test_infer_turns_renders_into_chunks(oft, base):
+def test_infer_looks_at_the_views_and_the_proprioception_that_it_has(oft, base):
     case, vla = oft
     images, texts, proprio = observe(vla)
-    output = vla.infer(images, texts, proprio)
-    assert vla.cameras == ("agentview", "wrist")[: vla.num_views]
-    assert base.cameras == ("agentview",)
+    count = CASES[case][0]
+    assert vla.cameras == ("agentview", "wrist")[:count] and base.cameras == ("agentview",)
     pixels = vla.pixels(images, texts)
-    for i, text in enumerate(texts):
-        one = vla.infer({k: v[i : i + 1] for k, v in images.items()}, [text], proprio[i : i + 1])
-        assert gap(one.hidden[0], output.hidden[i]) < 1e-5
-        assert gap(one.actions[0], output.actions[i]) < 1e-5
-        # The views of a row stand next to each other, each prepared alone.
-        views = [images[name][i : i + 1] for name in ("agentview", "wrist")][: vla.num_views]
+    for i in range(3):  # the views of a row stand next to each other, each prepared alone
+        views = [images[name][i : i + 1] for name in vla.cameras]
         alone = openvla_images.preprocess(views, 56, "cpu")
-        assert torch.equal(alone, pixels[i * vla.num_views : (i + 1) * vla.num_views])
+        assert torch.equal(alone, pixels[i * count : (i + 1) * count])
     moved = vla.infer(images, texts, proprio + 0.2)
-    assert (gap(moved.hidden, output.hidden) > 1e-3) == (case == "l1_2img_proprio")
-    action = base.infer(images, texts, proprio).actions
-    assert action.shape == (3, 1, 7) and action.abs().max() <= 1
+    found = gap(moved.hidden, vla.infer(images, texts, proprio).hidden)
+    assert (found > 1e-3) == (case == "l1_2img_proprio")
 
 
 def test_prompts(policies):

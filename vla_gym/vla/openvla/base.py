@@ -66,7 +66,6 @@ class OpenVLABase(FrozenVLA):
 
     Attributes:
         model: The network.
-        num_views: 1 (agentview) or 2 (and wrist).
         normalizer: Of actions.
     """
 
@@ -80,7 +79,7 @@ class OpenVLABase(FrozenVLA):
     ) -> None:
         """Take a checkpoint's parts; :meth:`from_pretrained` is the usual way to get here."""
         self.model, self.prompts, self.name = parts.model, parts.prompts, parts.name
-        self.options, self.horizon, self.num_views = options, horizon, num_views
+        self.options, self.horizon = options, horizon
         self.cameras = CAMERAS[:num_views]
         self.num_hidden_tokens = horizon * ACTION_SIZE
         self.hidden_size = int(parts.model.config.text.hidden_size)
