@@ -31,10 +31,7 @@ class Checkpoint:
     """
 
     def __init__(self, path: str | Path) -> None:
-        """Look at names and shapes.
-
-        Args:
-            path: A folder (an index and its shards, or one file), or a file.
+        """Look at names and shapes in a file, or in a folder's :func:`weight_files`.
 
         Raises:
             WeightsError: If a file is missing, corrupt, or holds more than tensors.
@@ -95,10 +92,9 @@ class Checkpoint:
 
 
 def weight_files(path: Path) -> list[Path]:
-    """Return the files that hold a checkpoint's weights.
+    """Return the files that hold a checkpoint's weights: the file itself, or those of a folder.
 
-    Args:
-        path: A file, which is it; or a folder, whose index or only file of weights is taken.
+    Of a folder the index is taken, or the only file of weights.
 
     Raises:
         WeightsError: If there is none, the index is damaged or a shard is missing.

@@ -71,15 +71,11 @@ class DemoSet:
 def load_demos(
     folder: str | Path, demos_per_task: int | None = None, held_out_episodes: int = 2
 ) -> DemoSet:
-    """Read every file of demonstrations below a folder.
+    """Read every file of demonstrations below a folder, or one file.
 
-    Files with one instruction (a task in several looks) become one task.
-
-    Args:
-        folder: Folder, or one file.
-        demos_per_task: Use only the first so many episodes of a file; None for all.
-        held_out_episodes: Last episodes of a file that are kept for validation (never more than
-            a fifth of them).
+    Files with one instruction (a task in several looks) become one task. ``demos_per_task`` and
+    ``held_out_episodes`` count episodes of a file; of these the last ones are held out, never more
+    than a fifth.
 
     Raises:
         ConfigError: If there is no file or one does not have the expected arrays.

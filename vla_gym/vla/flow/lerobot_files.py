@@ -134,11 +134,7 @@ class LeRobotPolicyFiles:
     """
 
     def __init__(self, folder: Path, policy_type: str) -> None:
-        """Read and check the folder's files.
-
-        Args:
-            folder: Checkpoint folder.
-            policy_type: What config.json must have as its ``type``.
+        """Read and check the folder's files; ``policy_type`` is the ``type`` in config.json.
 
         Raises:
             WeightsError: If a file is missing or no JSON, the policy is of another type, its

@@ -75,16 +75,10 @@ class QwenPrompts:
         image_token_id: int,
         positions: Callable[[torch.Tensor], torch.Tensor],
     ) -> None:
-        """Load tokenizer and chat template.
+        """Load tokenizer and chat template from the VLM's folder.
 
-        Args:
-            folder: Of the VLM.
-            chunk_len: Actions of a chunk.
-            cot_prompt: With ``"{instruction}"`` where the text goes; None for none.
-            num_images: Of a prompt.
-            tokens_per_image: Tokens of an image.
-            image_token_id: Id of these.
-            positions: From ids (L,) to positions (3, L).
+        ``cot_prompt`` has ``"{instruction}"`` where the text goes; ``positions`` maps ids (L,) to
+        positions (3, L).
 
         Raises:
             WeightsError: If a file is missing or damaged, or there is no such action token.
