@@ -43,9 +43,6 @@ def gather(
     counts all chunks of the student, also of groups without contrast: nothing else corrects what
     learning from other tasks does to them. ``length`` is that of
     :func:`~vla_gym_trainers.rollout.sequences.windows_of`.
-
-    Raises:
-        ConfigError: If windows are longer than rows.
     """
     data = rollout.data
     valid = data["valid"]

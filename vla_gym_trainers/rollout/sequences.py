@@ -16,8 +16,6 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from vla_gym.errors import ConfigError
-
 
 @dataclass(frozen=True)
 class Windows:
@@ -74,18 +72,11 @@ def windows_of(valid: Tensor, terminated: Tensor, truncated: Tensor, length: int
         valid: [rows, chunks] bool: whether there is a chunk to learn from.
         terminated: [rows, chunks] bool: the episode ended with this chunk by success.
         truncated: [rows, chunks] bool: it ended with this chunk by its time limit.
-        length: L, at least 1 and at most the chunks of a row.
+        length: L, at least 1.
 
     Returns:
         The windows, row by row.
-
-    Raises:
-        ConfigError: If the length is out of range.
     """
-    if not 1 <= length <= valid.shape[1]:
-        raise ConfigError(
-            f"Expected windows of 1 to {valid.shape[1]} chunks, the length of a row, got {length}."
-        )
     goes_on = torch.zeros_like(valid)
     goes_on[:, 1:] = valid[:, :-1] & ~(terminated | truncated)[:, :-1]
     slots = torch.arange(valid.shape[1]).expand_as(valid)
