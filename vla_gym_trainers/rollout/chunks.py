@@ -24,8 +24,6 @@ from vla_gym.errors import ConfigError
 from vla_gym_trainers.rollout.reward_terms import add_terms, add_up, no_terms
 
 Observation = dict[str, np.ndarray]
-#: Infos of an episode's end, which stand beside those of the next one's beginning.
-_OF_THE_END = ("final_obs", "final_info", "episode_stats")
 
 
 class Piece(NamedTuple):
@@ -93,7 +91,8 @@ class ChunkEnvs:
                 "Expected environments that reset in the same step (as stable-baselines3), got "
                 f"{mode}: make the vector environment with autoreset_mode='SAME_STEP'."
             )
-        self.envs, self.num_envs = envs, envs.num_envs
+        self.envs: Any = envs  # those of LIBERO have more than Gymnasium's
+        self.num_envs = envs.num_envs
         self.action_space = envs.single_action_space
         self.stride: int | None = None
         self.num_pieces = 1
@@ -123,10 +122,9 @@ class ChunkEnvs:
         """
         if count == 1:
             return [np.arange(self.num_envs)]
-        envs: Any = self.envs
-        if not hasattr(envs, "groups"):
-            raise ConfigError(f"{type(envs).__name__} has no groups: set groups to 1.")
-        return envs.groups(count)
+        if not hasattr(self.envs, "groups"):
+            raise ConfigError(f"{type(self.envs).__name__} has no groups: set groups to 1.")
+        return self.envs.groups(count)
 
     def reset(self, *, seed: Any = None, options: dict[str, Any] | None = None) -> Any:
         """Reset all environments, as Gymnasium's ``reset``; return a copy of the observations."""
@@ -183,23 +181,19 @@ class RunningChunks:
         return len(self._going) == self.chunks.num_envs
 
     def _send_piece(self) -> None:
-        stride = self.chunks.stride
-        actions = self._actions
+        self._sent, stride = self._actions, self.chunks.stride
         if stride is not None:
             first = self._piece * stride
-            actions = actions[self._going, first : first + stride]
-        self._sent = actions
+            self._sent = self._actions[self._going, first : first + stride]
         if not self._is_everyone:
-            envs: Any = self.chunks.envs
-            envs.send(actions, self.env_ids[self._going])
+            self.chunks.envs.send(self._sent, self.env_ids[self._going])
 
     def recv(self) -> ChunkStep | None:
         """Wait for the piece under way; None if it has ended and the next one has begun."""
-        envs: Any = self.chunks.envs
         if self._is_everyone:  # nobody else takes a turn meanwhile
-            result = envs.step(self._sent)
+            result = self.chunks.envs.step(self._sent)
         else:
-            result = envs.recv(env_ids=self.env_ids[self._going])
+            result = self.chunks.envs.recv(env_ids=self.env_ids[self._going])
         obs, rewards, terminations, truncations, infos = result
         if self._obs is None:
             self._obs = own(obs)
@@ -229,14 +223,14 @@ class RunningChunks:
 
     def _info(self, infos: dict[str, Any], row: int, i: int, ended: bool) -> dict[str, Any]:
         """Return the infos of one environment: of the episode that has ended, if one has."""
-        info = info_of(infos, row, skip=_OF_THE_END)
-        if ended:
-            self.chunks.reset_infos[int(self.env_ids[i])] = info
-            both = info_of(infos, row)
-            info = both.get("final_info", {})
-            info["terminal_observation"] = own(infos["final_obs"][row])
-            if "episode_stats" in both and not info.get("worker_restarted", False):
-                info["episode_stats"] = both["episode_stats"]
+        info = info_of(infos, row)
+        if ended:  # what stands beside it is of the next episode's beginning
+            begun, info = info, info.pop("final_info", {})
+            info["terminal_observation"] = own(begun.pop("final_obs"))
+            stats = begun.pop("episode_stats", None)
+            if stats is not None and not info.get("worker_restarted", False):
+                info["episode_stats"] = stats
+            self.chunks.reset_infos[int(self.env_ids[i])] = begun
         return info
 
     def _finish(self) -> ChunkStep:
@@ -278,12 +272,12 @@ def joined(pieces: Iterable[Piece]) -> tuple[float, float]:
     return reward, discount
 
 
-def info_of(infos: dict[str, Any], i: int, skip: Iterable[str] = ()) -> dict[str, Any]:
+def info_of(infos: dict[str, Any], i: int) -> dict[str, Any]:
     """Return the infos of one environment: those that it has, NumPy scalars as Python's."""
     one: dict[str, Any] = {}
     for key, value in infos.items():
         mask = infos.get(f"_{key}")
-        if mask is None or not mask[i] or key in skip:  # masks have no mask
+        if mask is None or not mask[i]:  # masks have no mask
             continue
         row = info_of(value, i) if isinstance(value, dict) else value[i]
         if isinstance(row, np.ndarray):
