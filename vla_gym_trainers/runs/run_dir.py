@@ -48,13 +48,18 @@ class Checkpoint(Struct):
         found = read_json(
             folder / "state.json", cls, WeightsError, f"{folder} is no whole checkpoint."
         )
-        if found.format != FORMAT:
-            raise WeightsError(
-                f"{folder} has format {found.format}, expected {FORMAT}: begin a new run, or go "
-                "on with the vla_gym version that wrote it."
-            )
+        check_format(folder, found.format, FORMAT)
         found.folder = folder
         return found
+
+
+def check_format(folder: Path, found: int, expected: int) -> None:
+    """Raise a WeightsError if a checkpoint's content is not that of this version."""
+    if found != expected:
+        raise WeightsError(
+            f"{folder} has format {found}, expected {expected}: begin a new run, or go on with the "
+            "vla_gym version that wrote it."
+        )
 
 
 @contextmanager

@@ -56,7 +56,7 @@ _EACH_ITS_OWN = ("task_id", "init_state_id")
 
 def make_sb3_vec_env(
     env_id: str, num_envs: int = 1, *, seed: int | None = None, **kwargs: Any
-) -> VecEnv:
+) -> SB3VecEnv:
     """Make a vector environment by its id, for stable-baselines3.
 
     Args:

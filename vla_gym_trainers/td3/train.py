@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from stable_baselines3.common.vec_env import VecEnv
 
 from vla_gym.demos.starts import DemoStarts, read_starts
 from vla_gym.rl_token import choose_rl_token
@@ -27,7 +26,7 @@ from vla_gym_trainers.explorer.player import load_player
 from vla_gym_trainers.runs.result_card import machine_facts
 from vla_gym_trainers.runs.run import Run, TrainingRun
 from vla_gym_trainers.runs.run_dir import RunDir
-from vla_gym_trainers.runs.sb3_vec_env import make_sb3_vec_env
+from vla_gym_trainers.runs.sb3_vec_env import SB3VecEnv, make_sb3_vec_env
 from vla_gym_trainers.runs.settings import EVAL_SEED
 from vla_gym_trainers.runs.torch_helpers import load_tensors
 from vla_gym_trainers.td3.algorithm import TD3BC
@@ -77,7 +76,7 @@ def train_td3(config: TD3RunConfig) -> TrainingRun:
         if run.checkpoint is None:
             model = build_model(config, env)
             if config.prior_demos is not None:
-                model.replay_buffer.prior = demo_replay(config, getattr(env, "vector_env", env))
+                model.replay_buffer.prior = demo_replay(config, env.vector_env)
         else:
             model, state = load_checkpoint(run.checkpoint.folder, env, config.device)
 
@@ -180,7 +179,7 @@ def learn(model: TD3BC, config: TD3RunConfig, callback: RunCallback) -> None:
         callback.save()  # so that a longer limit can go on from here
 
 
-def make_vec(config: TD3RunConfig) -> VecEnv:
+def make_vec(config: TD3RunConfig) -> SB3VecEnv:
     """Make the environments of the training.
 
     Raises:

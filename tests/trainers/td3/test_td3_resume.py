@@ -20,18 +20,14 @@ import numpy as np
 import pytest
 import resume_target
 import torch
-from gymnasium.vector import AutoresetMode, SyncVectorEnv
 from resume_target import TINY, make_toy_vec, use_toy
 from run_logs import rows_of, rows_without_times
-from toy_env import ToyReach
 from trees import assert_same
 
 from vla_gym.errors import ConfigError, WeightsError
-from vla_gym_trainers import TD3BC
 from vla_gym_trainers.report.data import read_rows
 from vla_gym_trainers.runs.metrics import RunLogger
 from vla_gym_trainers.runs.run_dir import RunDir
-from vla_gym_trainers.runs.sb3_vec_env import sb3_vec_env
 from vla_gym_trainers.td3.checkpoint import load_checkpoint, save_checkpoint
 from vla_gym_trainers.td3.train import TD3RunConfig, build_model, train_td3
 
@@ -254,16 +250,6 @@ def test_metrics_are_cut_back_to_the_checkpoint(tmp_path: Path) -> None:
         {"step": 5, "a": 1.5, "b": None, "c": 3},
         {"step": 6, "a": 4.0},
     ]
-
-
-def test_environments_without_states_are_refused(tmp_path: Path) -> None:
-    env = sb3_vec_env(SyncVectorEnv([ToyReach], autoreset_mode=AutoresetMode.SAME_STEP))
-    model = TD3BC("RLTokenPolicy", env)
-    with pytest.raises(ConfigError, match="SB3VecEnv cannot save the state"):
-        save_checkpoint(tmp_path, model, {})
-    with pytest.raises(ConfigError, match="SB3VecEnv cannot save the state"):
-        load_checkpoint(tmp_path, env)
-    assert not list(tmp_path.iterdir())
 
 
 def test_a_checkpoint_that_cannot_be_read_is_one_clear_error(tmp_path: Path) -> None:
