@@ -13,12 +13,12 @@ from vla_gym.errors import ConfigError
 from vla_gym_trainers.explorer.config import AdversarialConfig, ExplorerConfig
 from vla_gym_trainers.explorer.player import newest_parameters
 from vla_gym_trainers.explorer.updates import WorldModelUpdates
-from vla_gym_trainers.on_policy.checkpoint import load_parameters
 from vla_gym_trainers.on_policy.distributed import ProcessGroup
 from vla_gym_trainers.on_policy.loop import Loop
 from vla_gym_trainers.on_policy.rollout import Rollout
 from vla_gym_trainers.on_policy.validation import PolicyPlayer
 from vla_gym_trainers.runs.run import Run
+from vla_gym_trainers.runs.torch_helpers import load_parameters
 from vla_gym_trainers.world_model.behaviours import by_behaviour, cells_visited
 from vla_gym_trainers.world_model.checkpoint import check_phase
 from vla_gym_trainers.world_model.collect import collect

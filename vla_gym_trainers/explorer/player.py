@@ -12,13 +12,13 @@ from vla_gym.rollout.policies import BATCH_SIZE
 from vla_gym.rollout.vla_policy import vla_identity
 from vla_gym.vla import load
 from vla_gym_trainers.explorer.config import AdversarialConfig, ExplorerConfig
-from vla_gym_trainers.on_policy.checkpoint import load_parameters
 from vla_gym_trainers.on_policy.config import GRPOConfig, OnPolicyConfig, PPOConfig
 from vla_gym_trainers.on_policy.distributed import local_device
 from vla_gym_trainers.on_policy.networks import make_networks
 from vla_gym_trainers.on_policy.validation import PolicyPlayer
 from vla_gym_trainers.runs.run_dir import RunDir
 from vla_gym_trainers.runs.settings import read_settings
+from vla_gym_trainers.runs.torch_helpers import load_parameters
 
 
 def load_player(

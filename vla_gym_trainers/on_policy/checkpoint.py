@@ -7,32 +7,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from safetensors import SafetensorError
-from safetensors.torch import load_file, save
-from torch import Tensor
-
-from vla_gym.errors import WeightsError
 from vla_gym_trainers.on_policy.learner import Learner
 from vla_gym_trainers.on_policy.policy import Policy
 from vla_gym_trainers.runs.run_dir import restoring
-from vla_gym_trainers.runs.torch_helpers import load_tensors, save_tensors
-
-
-def parameter_bytes(state: Mapping[str, Tensor]) -> bytes:
-    """Return a policy's ``state_dict()`` as the content of a safetensors file."""
-    return save({k: v.contiguous() for k, v in state.items()})
-
-
-def load_parameters(path: Path) -> dict[str, Tensor]:
-    """Read a file of :func:`parameter_bytes`.
-
-    Raises:
-        WeightsError: If the file is missing or damaged.
-    """
-    try:
-        return dict(load_file(path))
-    except (OSError, SafetensorError) as error:
-        raise WeightsError(f"{path} is no whole file of parameters: {error}") from error
+from vla_gym_trainers.runs.torch_helpers import (
+    load_parameters,
+    load_tensors,
+    save_parameters,
+    save_tensors,
+)
 
 
 def save_checkpoint(folder: Path, learner: Learner, reference: Policy | None) -> None:
@@ -42,9 +25,9 @@ def save_checkpoint(folder: Path, learner: Learner, reference: Policy | None) ->
     optimiser and the learner's generator. Environments need no state: the next rollout begins new
     episodes by its own seed.
     """
-    (folder / "policy.safetensors").write_bytes(parameter_bytes(learner.policy.state_dict()))
+    save_parameters(folder / "policy.safetensors", learner.policy.state_dict())
     if reference is not None:
-        (folder / "reference.safetensors").write_bytes(parameter_bytes(reference.state_dict()))
+        save_parameters(folder / "reference.safetensors", reference.state_dict())
     save_tensors(folder / "learner.pt", learner.state_dict())
 
 

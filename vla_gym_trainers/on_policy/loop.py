@@ -11,18 +11,11 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
-from vla_gym.files import replacing
 from vla_gym.rollout import Start
 from vla_gym.rollout.episodes import sampled_starts
 from vla_gym.rollout.film import record_video
 from vla_gym.suites import get_suite
-from vla_gym_trainers.on_policy.checkpoint import (
-    Progress,
-    load_checkpoint,
-    load_parameters,
-    parameter_bytes,
-    save_checkpoint,
-)
+from vla_gym_trainers.on_policy.checkpoint import Progress, load_checkpoint, save_checkpoint
 from vla_gym_trainers.on_policy.collector import RolloutCollector
 from vla_gym_trainers.on_policy.config import GRPOConfig, OnPolicyConfig, PPOConfig
 from vla_gym_trainers.on_policy.distributed import ProcessGroup
@@ -36,7 +29,7 @@ from vla_gym_trainers.on_policy.validation import PolicyPlayer, Validation
 from vla_gym_trainers.rollout.pipeline import Pipeline
 from vla_gym_trainers.runs.run import Run
 from vla_gym_trainers.runs.settings import EVAL_SEED
-from vla_gym_trainers.runs.torch_helpers import torch_threads
+from vla_gym_trainers.runs.torch_helpers import load_parameters, save_parameters, torch_threads
 
 DEADLINE_SECONDS = 6 * 3600.0  # of one rollout
 _COLLECTION = 8  # sets the seeds of rollouts apart from other uses of the run's seed
@@ -250,8 +243,7 @@ class Loop:
             self._write(BEST)
 
     def _write(self, name: str) -> None:
-        with replacing(self.run.dir.path / name) as draft:
-            draft.write_bytes(parameter_bytes(self.policy.state_dict()))
+        save_parameters(self.run.dir.path / name, self.policy.state_dict())
 
     # Checkpoints
 

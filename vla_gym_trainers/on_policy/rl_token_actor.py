@@ -13,20 +13,15 @@ import numpy as np
 import torch
 from gymnasium import spaces
 from msgspec import Meta
-from safetensors.torch import save
 from torch import Tensor, nn
 
 from vla_gym.errors import ConfigError, WeightsError
-from vla_gym.files import replacing
 from vla_gym.outside import ChunkLength, Size, read_json
 from vla_gym.vla.checkpoint_files import Checkpoint
 from vla_gym.vla.load_weights import described_by, load_into
-from vla_gym_trainers.networks import (
-    ChunkActor,
-    FeatureNormalizer,
-    reference_chunk,
-)
+from vla_gym_trainers.networks import ChunkActor, FeatureNormalizer, reference_chunk
 from vla_gym_trainers.rollout.memory import MEMORY, PREVIOUS_ACTION
+from vla_gym_trainers.runs.torch_helpers import save_parameters
 from vla_gym_trainers.world_model.protocol import WORLD_MEMORY
 
 WEIGHTS, SIZES = "rl_token_actor.safetensors", "rl_token_actor.json"
@@ -189,9 +184,7 @@ class RLTokenActor(nn.Module):
 
     def save(self, folder: Path) -> None:
         """Write the weights, and the sizes that :meth:`load` makes it with."""
-        weights = save({k: v.contiguous() for k, v in self.state_dict().items()})
-        with replacing(folder / WEIGHTS) as draft:  # a loaded actor maps the old file
-            draft.write_bytes(weights)
+        save_parameters(folder / WEIGHTS, self.state_dict())
         sizes = json.dumps(msgspec.structs.asdict(self.sizes))
         (folder / SIZES).write_text(sizes + "\n", encoding="utf-8")
 

@@ -10,8 +10,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save
+from torch import Tensor
 
 from vla_gym.errors import WeightsError
+from vla_gym.files import replacing
 
 
 @contextmanager
@@ -61,6 +65,30 @@ def set_cosine_rate(
     for group in optimizer.param_groups:
         group["lr"] = rate
     return rate
+
+
+def save_parameters(
+    path: Path, state: Mapping[str, Tensor], metadata: dict[str, str] | None = None
+) -> None:
+    """Write a state dict as a safetensors file, which appears when it is whole.
+
+    So a model that has mapped the old file keeps it.
+    """
+    content = save({name: value.contiguous() for name, value in state.items()}, metadata)
+    with replacing(path) as draft:
+        draft.write_bytes(content)
+
+
+def load_parameters(path: Path) -> dict[str, Tensor]:
+    """Read a file of :func:`save_parameters`.
+
+    Raises:
+        WeightsError: If the file is missing or damaged.
+    """
+    try:
+        return dict(load_file(path))
+    except (OSError, SafetensorError) as error:
+        raise WeightsError(f"{path} is no whole file of parameters: {error}") from error
 
 
 def save_tensors(path: Path, tensors: Mapping[str, Any]) -> None:

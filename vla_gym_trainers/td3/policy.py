@@ -17,13 +17,11 @@ import torch
 from gymnasium import spaces
 from msgspec import Meta, Struct
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save
 from stable_baselines3.common.policies import BasePolicy
 from stable_baselines3.common.type_aliases import PyTorchObs, Schedule
 from torch import Tensor
 
 from vla_gym.errors import ConfigError, WeightsError
-from vla_gym.files import replacing
 from vla_gym.outside import ChunkLength, Object, Size, one_line, parse_json, to_type
 from vla_gym.vla.checkpoint_files import Checkpoint
 from vla_gym.vla.load_weights import described_by, load_into
@@ -33,6 +31,7 @@ from vla_gym_trainers.networks import (
     FeatureNormalizer,
     reference_chunk,
 )
+from vla_gym_trainers.runs.torch_helpers import save_parameters
 from vla_gym_trainers.td3.algorithm_config import TD3Config
 from vla_gym_trainers.world_model.protocol import WORLD_MEMORY, world_memory_size
 
@@ -165,9 +164,7 @@ class RLTokenPolicy(BasePolicy):
             "guarded_tasks": list(self.guarded_tasks),
             "config": dataclasses.asdict(self.config),
         }
-        weights = {key: value.detach().contiguous() for key, value in self.state_dict().items()}
-        with replacing(Path(path)) as draft:
-            draft.write_bytes(save(weights, {_HEADER: json.dumps(header)}))
+        save_parameters(Path(path), self.state_dict(), {_HEADER: json.dumps(header)})
 
     @classmethod
     def load(cls, path: str | Path, device: torch.device | str = "cpu") -> RLTokenPolicy:
