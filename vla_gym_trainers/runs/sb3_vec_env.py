@@ -162,11 +162,6 @@ class SB3VecEnv(VecEnv):
         """The environment's spec, or None."""
         return self.vector_env.spec
 
-    @property
-    def vla_seconds(self) -> float:
-        """Seconds that the VLA has taken so far; 0 if there is none."""
-        return float(getattr(self.vector_env, "vla_seconds", 0.0))
-
     def reset(self) -> VecEnvObs:
         """Reset all environments with the seeds and options that were set for it."""
         if self.defers_reset:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import copy
-from collections.abc import Callable, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -14,23 +15,19 @@ from torch import Tensor
 
 from vla_gym.errors import WorkerError
 from vla_gym_trainers.networks import reference_chunk
-from vla_gym_trainers.rollout.chunks import ChunkStep, Observation
-from vla_gym_trainers.rollout.collector import Collector, Stopwatch
+from vla_gym_trainers.rollout.chunks import ChunkStep, Observation, own
+from vla_gym_trainers.rollout.collector import Collector
 from vla_gym_trainers.rollout.pipeline import Pipeline
-from vla_gym_trainers.td3.algorithm_config import TD3Config
-from vla_gym_trainers.td3.exploration import ChunkNoise
+from vla_gym_trainers.runs.sb3_vec_env import envs_of
 
 if TYPE_CHECKING:
+    from vla_gym_trainers.td3.algorithm import TD3BC
     from vla_gym_trainers.td3.policy import RLTokenPolicy
 
 
 #: Seconds for one block of chunks, after which collecting counts as hung. The vector environment's
 #: own deadlines, with restarts of its workers, are shorter.
 BLOCK_SECONDS = 3600.0
-
-
-#: From chunks (n, C, action size) for n environments and their numbers to others.
-Explore = Callable[[np.ndarray, np.ndarray], np.ndarray]
 
 
 class ActorWeights(NamedTuple):
@@ -128,29 +125,22 @@ class Transition:
 class ChunkPlayer:
     """Plays blocks of chunks with the actor, or with the VLA in the warm-up, plus noise."""
 
-    def __init__(
-        self,
-        collector: Collector,
-        acting: ActingPolicy,
-        exploration: ChunkNoise,
-        config: TD3Config,
-        begun: int,
-        set_tasks: Callable[[dict[int, float]], Any],
-        explore: Explore | None = None,
-    ) -> None:
-        """Put together what plays, after ``begun`` chunks that were collected before.
-
-        ``set_tasks`` tells the environments how often each task is played, and ``explore`` puts an
-        explorer's chunks in the place of the warm-up's.
-        """
-        self._explore, self._set_tasks = explore, set_tasks
-        self.collector, self.acting, self.exploration = collector, acting, exploration
+    def __init__(self, model: TD3BC, begun: int) -> None:
+        """Play in a model's environments, after ``begun`` chunks that were collected before."""
+        env, config = model.env, model.config
+        assert env is not None and model.exploration is not None
+        self.acting, self.exploration, self.clock = model.acting, model.exploration, model.clock
+        obs = own(model._last_obs) or None  # empty where the reset was put off
+        self.collector = Collector(envs_of(env), config.groups, obs)
         self.config, self.begun = config, begun
+        self._set_tasks = partial(env.env_method, "set_task_weights")
+        # Of an ExplorerActions, if there is one around the environments.
+        self._explore = getattr(getattr(env, "vector_env", None), "explore", None)
         self._block: list[Transition] = []
-        self._played = np.zeros(collector.num_envs, np.int64)  # chunks of this block
+        self._played = np.zeros(env.num_envs, np.int64)  # chunks of this block
         self._trained = False  # whether the weights of this block are
 
-    def collect(self, weights: ActorWeights, clock: Stopwatch) -> list[Transition]:
+    def collect(self, weights: ActorWeights, _: int) -> list[Transition]:
         """Play ``train_freq`` chunks in each environment."""
         self.acting.load(weights)
         self._trained = weights.trained
@@ -159,7 +149,7 @@ class ChunkPlayer:
             with contextlib.suppress(WorkerError):
                 self._set_tasks(weights.tasks)
         self._block, self._played[:] = [], 0
-        with clock("rollout"):
+        with self.clock("rollout"):
             self.collector.collect(self)
         self.begun += self.config.train_freq * len(self._played)
         return self._block
@@ -200,5 +190,43 @@ def _write(into: Observation, rows: Observation, env_ids: np.ndarray) -> None:
         into[key][env_ids] = value
 
 
-#: Hands blocks out to the learner.
-Blocks = Pipeline[ActorWeights, list[Transition]]
+class Blocks(Pipeline[ActorWeights, list[Transition]]):
+    """Hands blocks out to a model; what it has collected at the end is kept for the next ``learn``.
+
+    Attributes:
+        player: Plays them.
+    """
+
+    def __init__(self, model: TD3BC, num_blocks: int) -> None:
+        """Prepare so many blocks, beginning with those that the last ``learn`` has left."""
+        self._model, config, state = model, model.config, model.pipeline_state
+        waiting = 0 if state is None else len(state["ready"])
+        begun = model.num_timesteps + waiting * config.train_freq * model.n_envs
+        self.player = ChunkPlayer(model, begun)
+        super().__init__(
+            self.player.collect,
+            model.acting_weights,
+            ahead=config.ahead,
+            deadline=BLOCK_SECONDS,
+            limit=num_blocks,
+            state=state,
+        )
+
+    def __exit__(self, *error: Any) -> None:
+        """End collecting, whatever ended learning."""
+        try:
+            super().__exit__(*error)
+        finally:
+            self._keep()
+            self._model.pipeline = None
+
+    @contextlib.contextmanager
+    def paused(self) -> Iterator[None]:
+        """Let the environments stand still, for a checkpoint of the model."""
+        with super().paused():
+            self._keep()
+            yield
+
+    def _keep(self) -> None:
+        self._model.pipeline_state = self.state()
+        self._model._last_obs = self.player.collector.obs

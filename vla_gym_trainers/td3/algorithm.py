@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-import math
-import warnings
 from collections import defaultdict
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, nullcontext
+from contextlib import nullcontext
 from copy import copy
 from dataclasses import fields
-from functools import partial
 from typing import Any, ClassVar
 
 import numpy as np
@@ -23,18 +19,11 @@ from stable_baselines3.common.type_aliases import GymEnv, MaybeCallback
 from torch import Tensor
 
 from vla_gym.errors import ConfigError
-from vla_gym_trainers.rollout.chunks import own
-from vla_gym_trainers.rollout.collector import Collector, Stopwatch
-from vla_gym_trainers.rollout.pipeline import Collected, Pipeline
-from vla_gym_trainers.runs.sb3_vec_env import deferred_reset, envs_of, sb3_vec_env
-from vla_gym_trainers.td3.acting import (
-    BLOCK_SECONDS,
-    ActingPolicy,
-    ActorWeights,
-    Blocks,
-    ChunkPlayer,
-    Transition,
-)
+from vla_gym_trainers.rollout.chunks import Observation
+from vla_gym_trainers.rollout.collector import Stopwatch
+from vla_gym_trainers.rollout.pipeline import Collected
+from vla_gym_trainers.runs.sb3_vec_env import deferred_reset, sb3_vec_env
+from vla_gym_trainers.td3.acting import ActingPolicy, ActorWeights, Blocks, Transition
 from vla_gym_trainers.td3.algorithm_config import TD3Config
 from vla_gym_trainers.td3.episode_log import counts
 from vla_gym_trainers.td3.exploration import ChunkNoise
@@ -57,7 +46,7 @@ class TD3BC(TD3):
     3. Then ``utd_ratio`` critic steps per collected chunk, an actor step every ``policy_delay``.
 
     See :func:`vla_gym_trainers.td3.losses.td3_target` for the targets. ``ahead`` says how many
-    blocks collecting may be ahead of learning, see :class:`Pipeline`; ``utd_ratio`` always holds.
+    blocks collecting may be ahead of learning, see :class:`.Pipeline`; ``utd_ratio`` always holds.
 
     With ``vla_update_freq`` the VLA is trained too, see :mod:`vla_gym_trainers.td3.finetune`.
 
@@ -181,7 +170,8 @@ class TD3BC(TD3):
             )
         callback.on_training_start(locals(), globals())
         block = self.config.train_freq * self.n_envs
-        with self._collecting(-(-(total - self.num_timesteps) // block)) as pipeline:
+        self.pipeline = Blocks(self, -(-(total - self.num_timesteps) // block))
+        with self.pipeline as pipeline:
             while self.num_timesteps < total:
                 callback.on_rollout_start()
                 with self.clock("wait") if self.config.ahead else nullcontext():
@@ -191,7 +181,7 @@ class TD3BC(TD3):
                 callback.on_rollout_end()
                 if self.num_timesteps > self.config.learning_starts:
                     self.train(block, self.config.batch_size)
-                    self._train_vla(block)
+                    self._train_vla(block, pipeline.player.collector.obs)
                 pipeline.publish()
         callback.on_training_end()
         return self
@@ -224,11 +214,8 @@ class TD3BC(TD3):
                 if self.fine_tuner is None:
                     batch = self.replay_buffer.sample(batch_size)
                 else:
-                    index = self.replay_buffer.draw(batch_size)
-                    stale = self.fine_tuner.refresh(self.replay_buffer, index)
-                    share = stale / (2 * len(np.unique(index)))
-                    metrics["vla_stale"].append(torch.tensor(share))
-                    batch = self.replay_buffer.rows(index)
+                    batch, stale = self.fine_tuner.sample(self.replay_buffer, batch_size)
+                    metrics["vla_stale"].append(torch.tensor(stale))
                 values = gradient.critic(batch)
                 if self._n_updates % config.policy_delay == 0:
                     values |= gradient.actor(batch, config.bc_weight)
@@ -251,8 +238,8 @@ class TD3BC(TD3):
             self._steps = made_of, GradientSteps(self.policy, self.config, self._rng, use_graphs)
         return self._steps[1]
 
-    def _train_vla(self, chunks: int) -> None:
-        """Do the VLA's gradient steps that are due after so many more chunks."""
+    def _train_vla(self, chunks: int, obs: Observation | None) -> None:
+        """Do the VLA's gradient steps that are due after so many more chunks; renew ``obs``."""
         if self.fine_tuner is None:
             return
         self.fine_tuner.config = self.config.at(self.num_timesteps)
@@ -263,58 +250,14 @@ class TD3BC(TD3):
                 metrics = self.fine_tuner.step(self.policy, self.replay_buffer, self._rng)
                 for name, value in metrics.items():
                     self.logger.record_mean(f"train/{name}", value)
-            if steps and self._collector.obs is not None:
-                self.fine_tuner.refresh_observation(self._collector.obs)
+            if steps and obs is not None:
+                self.fine_tuner.refresh_observation(obs)
         self.logger.record("train/vla_version", self.fine_tuner.version)
 
-    @contextmanager
-    def _collecting(self, num_blocks: int) -> Iterator[Blocks]:
-        """Make the pipeline; what it has collected at the end is kept for the next ``learn``."""
-        state = self.pipeline_state
-        waiting = 0 if state is None else len(state["ready"])
-        begun = self.num_timesteps + waiting * self.config.train_freq * self.n_envs
-        assert self.env is not None and self.exploration is not None
-        obs = own(self._last_obs) or None  # empty where the reset was put off
-        self._collector = Collector(envs_of(self.env), self.config.groups, obs)
-        # Of an ExplorerActions, if there is one around the environments.
-        explore = getattr(getattr(self.env, "vector_env", None), "explore", None)
-        set_tasks = partial(self.env.env_method, "set_task_weights")
-        player = ChunkPlayer(
-            self._collector, self.acting, self.exploration, self.config, begun, set_tasks, explore
-        )
-        self.pipeline = Pipeline(
-            lambda weights, _: player.collect(weights, self.clock),
-            self._weights,
-            ahead=self.config.ahead,
-            deadline=BLOCK_SECONDS,
-            limit=num_blocks,
-            state=state,
-        )
-        try:
-            with self.pipeline:
-                yield self.pipeline
-        finally:
-            self._keep(self.pipeline)
-            self.pipeline = None
-
-    def _weights(self) -> ActorWeights:
+    def acting_weights(self) -> ActorWeights:
         """Return what acts in the next block."""
         tasks = None if self.task_sampler is None else self.task_sampler.weights()
         return ActorWeights.of(self.policy, self._critics_are_warm, tasks)
-
-    def _keep(self, pipeline: Blocks) -> None:
-        self.pipeline_state = pipeline.state()
-        self._last_obs = self._collector.obs
-
-    @contextmanager
-    def paused(self) -> Iterator[None]:
-        """Let environments stand still, for a checkpoint; ``pipeline_state`` is up to date then."""
-        if self.pipeline is None:
-            yield
-            return
-        with self.pipeline.paused():
-            self._keep(self.pipeline)
-            yield
 
     def _store(
         self,
@@ -330,13 +273,12 @@ class TD3BC(TD3):
             self.num_timesteps += self.n_envs
             callback.update_locals({**vars(step), "self": self})
             go_on &= callback.on_step()
-            counted = np.array([counts(info) for info in step.infos], bool)
-            infos = [info for info in step.infos if counts(info)]
-            self._update_info_buffer(infos, step.dones[counted])
+            whole = [i for i, info in enumerate(step.infos) if counts(info)]
+            self._update_info_buffer([step.infos[i] for i in whole], step.dones[whole])
             if self.task_sampler is not None:
                 self.task_sampler.add(step.obs["task_id"], step.dones, step.infos)
             for info in step.infos:
-                self._check_gamma(info)
+                self.config.check_gamma(info)
             row = (step.obs, step.next_obs, step.actions, step.rewards, step.dones, step.infos)
             self.replay_buffer.add(*row)
             self._update_current_progress_remaining(self.num_timesteps, total)
@@ -349,22 +291,10 @@ class TD3BC(TD3):
                     self.dump_logs()
         return go_on
 
-    def _check_gamma(self, info: Mapping[str, Any]) -> None:
-        """Warn if the environments' gamma, which counts, is not the config's."""
-        steps = info.get("executed_steps", 0)
-        if not steps or "discount" not in info:
-            return
-        theirs = info["discount"] ** (1 / steps)
-        if not math.isclose(theirs, self.config.gamma, rel_tol=1e-5):
-            warnings.warn(
-                f"The environments discount by gamma={theirs:.5g}, which is used, not by the "
-                f"config's {self.config.gamma:.5g}: give both the same.",
-                stacklevel=4,
-            )
-
     def dump_logs(self) -> None:
         """Write what was recorded, and the seconds that each part took since the last time."""
-        vla_seconds = float(getattr(self.env, "vla_seconds", 0.0))
+        envs = getattr(self.env, "vector_env", None)
+        vla_seconds = float(getattr(envs, "vla_seconds", 0.0))
         self.clock.add("forward", vla_seconds - self._vla_seconds)
         self._vla_seconds = vla_seconds
         for part, seconds in self.clock.lap().items():
@@ -382,7 +312,7 @@ class TD3BC(TD3):
         super().save(*args, **kwargs)
 
     def _excluded_save_params(self) -> list[str]:
-        own = "_rng _steps acting clock _vla_seconds _collector pipeline pipeline_state fine_tuner"
+        own = "_rng _steps acting clock _vla_seconds pipeline pipeline_state fine_tuner"
         return [*super()._excluded_save_params(), *own.split()]
 
     def _get_torch_save_params(self) -> tuple[list[str], list[str]]:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import math
+import warnings
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from msgspec import Meta
 
@@ -175,6 +178,19 @@ class TD3Config:
         halvings = max(0, num_timesteps - self.learning_starts) / self.bc_half_life
         end = min(self.bc_weight, self.bc_weight_end)
         return replace(self, bc_weight=max(end, self.bc_weight * 0.5**halvings))
+
+    def check_gamma(self, info: Mapping[str, Any]) -> None:
+        """Warn if the environments' gamma, which counts, is not this one."""
+        steps = info.get("executed_steps", 0)
+        if not steps or "discount" not in info:
+            return
+        theirs = info["discount"] ** (1 / steps)
+        if not math.isclose(theirs, self.gamma, rel_tol=1e-5):
+            warnings.warn(
+                f"The environments discount by gamma={theirs:.5g}, which is used, not by the "
+                f"config's {self.gamma:.5g}: give both the same.",
+                stacklevel=4,
+            )
 
     def scale_of(self, action_size: int) -> tuple[float, ...]:
         """Return the natural size of each number of an action.

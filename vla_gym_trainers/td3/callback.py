@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -76,7 +77,7 @@ class RunCallback(BaseCallback):
         """Write a checkpoint; call it between two rollouts only."""
         self.log_evaluation(wait=True)
         model = self.model
-        with model.paused():
+        with nullcontext() if model.pipeline is None else model.pipeline.paused():
             done = model.num_timesteps
             figures = {  # to look at
                 "chunks": done,

@@ -58,6 +58,7 @@ from vla_gym_trainers.td3.updates import actor_values, kept_references, polyak, 
 if TYPE_CHECKING:
     from vla_gym_trainers.td3.policy import RLTokenPolicy
     from vla_gym_trainers.td3.replay import ChunkReplayBuffer
+    from vla_gym_trainers.td3.ring import ChunkReplaySamples
 
 #: Heads of the package's backends that the loss does not reach: no adapters for them.
 NOT_REACHED = ("token_head", "flow_head", "lm_head")
@@ -111,17 +112,15 @@ class VLAFineTuner:
         check_float32(self._vla_parameters().values())
         if config.gradient_checkpointing:
             checkpoint_layers(self.vla)
+        groups = [{"params": list(self._vla_parameters().values()), "lr": config.vla_learning_rate}]
         self.encoder = copy.deepcopy(self._frozen_encoder)
         self._decoder = None
         if self.encoder is not None:
-            self.encoder.requires_grad_(True)
+            encoder = list(self.encoder.requires_grad_(True).parameters())
+            groups.append({"params": encoder, "lr": config.encoder_learning_rate})
             self._decoder = stored_decoder(self.encoder)
             if self._decoder is not None:
-                self._decoder.to(next(self.encoder.parameters()).device)
-        groups = [{"params": list(self._vla_parameters().values()), "lr": config.vla_learning_rate}]
-        if self.encoder is not None:
-            encoder = list(self.encoder.parameters())
-            groups.append({"params": encoder, "lr": config.encoder_learning_rate})
+                self._decoder.to(encoder[0].device)
         self.optimizer = torch.optim.Adam(groups)
         self.version = 0
         features.vla, features.rl_token = self.vla, self.encoder
@@ -229,8 +228,6 @@ class VLAFineTuner:
         alone = torch.ones(len(token), dtype=torch.bool, device=device)  # no state before, as hint
         return token, F.mse_loss(self._decoder(token, states, alone), states)
 
-    # ------------------------------------------------------- what is stored, and where it is made
-
     def _set_version(self, version: int) -> None:
         self.version = self.features.version = version
 
@@ -244,6 +241,12 @@ class VLAFineTuner:
         oldest, size = self.version - self.config.max_token_staleness, self.config.vla_batch_size
         return renew(buffer, index, prefixes, oldest, self._look, size)
 
+    def sample(self, buffer: ChunkReplayBuffer, size: int) -> tuple[ChunkReplaySamples, float]:
+        """Return a batch in which nothing is stale, and the share of it that was."""
+        index = buffer.draw(size)
+        stale = self.refresh(buffer, index)
+        return buffer.rows(index), stale / (2 * len(np.unique(index)))
+
     def refresh_observation(self, observation: dict[str, np.ndarray]) -> None:
         """Renew, in place, what is acted on next; every row was made by an earlier version."""
         made = self._look(observation["vla_input"], observation["proprio"])
@@ -255,8 +258,6 @@ class VLAFineTuner:
         parts = (self.vla, self.encoder, self.features.chunk_len)
         token, chunk = look(*parts, views, texts, np.asarray(proprio, np.float32))
         return {"rl_token": token, "vla_action": chunk, "vla_version": self.version}
-
-    # -------------------------------------------------------------------------------- saved states
 
     def state_dict(self, optimizer: bool = True) -> dict[str, Any]:
         """Return copies of all that is trained and the version, with or without Adam's moments."""
