@@ -99,6 +99,7 @@ class Transition:
         rewards: (N,) float32.
         dones: (N,) bool.
         infos: N dicts; see :class:`ChunkStep`.
+        by_actor: The actor chose them, not the VLA in its place.
     """
 
     obs: Observation
@@ -108,9 +109,12 @@ class Transition:
     rewards: np.ndarray
     dones: np.ndarray
     infos: list[dict[str, Any]]
+    by_actor: bool
 
     @classmethod
-    def empty(cls, num_envs: int, obs: Observation, actions: np.ndarray) -> Transition:
+    def empty(
+        cls, num_envs: int, obs: Observation, actions: np.ndarray, by_actor: bool
+    ) -> Transition:
         """Take the memory for N environments whose rows are like these."""
 
         def rows(like: np.ndarray) -> np.ndarray:
@@ -119,7 +123,7 @@ class Transition:
         before, new, after = ({k: rows(v) for k, v in obs.items()} for _ in range(3))
         rewards, dones = np.empty(num_envs, np.float32), np.empty(num_envs, bool)
         infos: list[dict[str, Any]] = [{} for _ in range(num_envs)]
-        return cls(before, rows(actions), new, after, rewards, dones, infos)
+        return cls(before, rows(actions), new, after, rewards, dones, infos, by_actor)
 
 
 class ChunkPlayer:
@@ -166,7 +170,7 @@ class ChunkPlayer:
         if is_warm_up and self._explore is not None:
             actions = self._explore(actions, env_ids)
         if played == len(self._block):
-            self._block.append(Transition.empty(len(self._played), obs, actions))
+            self._block.append(Transition.empty(len(self._played), obs, actions, is_trained))
         transition = self._block[played]
         _write(transition.obs, obs, env_ids)
         transition.actions[env_ids] = actions

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from stable_baselines3.common.callbacks import BaseCallback
 
@@ -16,9 +16,6 @@ from vla_gym_trainers.td3.algorithm import TD3BC
 from vla_gym_trainers.td3.checkpoint import save_checkpoint
 from vla_gym_trainers.td3.closed_loop import BestModel
 from vla_gym_trainers.td3.episode_log import EpisodeLog, counts
-
-if TYPE_CHECKING:
-    from vla_gym_trainers.td3.config import TD3RunConfig
 
 
 class StopRun(Exception):  # noqa: N818  (no error)
@@ -36,14 +33,13 @@ class RunCallback(BaseCallback):
 
     def __init__(
         self,
-        config: TD3RunConfig,
         run: Run,
         best: BestModel | None = None,
         film: Callable[[TD3BC, Path], None] | None = None,
     ) -> None:
         """Watch a run; ``best`` evaluates and keeps a policy, ``film`` films one, if given."""
         super().__init__()
-        self.config, self.run, self.best, self.film = config, run, best, film
+        self.run, self.best, self.film = run, best, film
         self.episodes = EpisodeLog()
         self.env_steps = 0
         #: Chunks at the newest checkpoint; None before the first.
@@ -90,7 +86,8 @@ class RunCallback(BaseCallback):
         self.saved_at = done
 
     def _on_step(self) -> bool:
-        is_warm_up = self.num_timesteps <= self.config.learning_starts
+        # Blocks that a checkpoint of an earlier version holds do not say who acted.
+        is_warm_up = not self.locals.get("by_actor", True)
         for done, info in zip(self.locals["dones"], self.locals["infos"], strict=True):
             self.env_steps += int(info.get("executed_steps", 0))
             for key, value in reward_metrics(info.get("reward_terms", {})).items():

@@ -91,7 +91,7 @@ def train_td3(config: TD3RunConfig) -> TrainingRun:
             stack.enter_context(closing(best))
         starts = _sampled_starts(config, 1, EVAL_SEED)
         film_policy = partial(film_training, player, starts) if player else None
-        callback = RunCallback(config, run, best, film_policy)
+        callback = RunCallback(run, best, film_policy)
         if state is not None:
             callback.restore(state)
         model.set_logger(run.logger)

@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import pickle
+from types import SimpleNamespace
 
 import numpy as np
+from toy_env import ToyReach
 
+from vla_gym_trainers.td3.callback import RunCallback
+from vla_gym_trainers.td3.config import TD3RunConfig
 from vla_gym_trainers.td3.episode_log import EpisodeLog, lowest_window
+from vla_gym_trainers.td3.train import build_model
 
 
 def test_lowest_window_against_every_window():
@@ -37,3 +42,20 @@ def test_rates_by_task_and_what_comes_back():
         "3": {"warmup_episodes": 2, "warmup_success": 0.5, "by_50_episodes": []},
         "7": {"warmup_episodes": 1, "warmup_success": 0.0, "by_50_episodes": [1.0, 1.0]},
     }
+
+
+def test_what_the_vla_plays_in_the_actors_place_is_of_the_warm_up():
+    """A block of 8 ends after chunk 64 and is learnt from; the next one has begun before that."""
+    settings = {"learning_starts": 64, "critic_warmup_steps": 5, "batch_size": 16, "gamma": 0.98}
+    config = TD3RunConfig(**settings, ahead=1, train_freq=8, net_arch=(8,), total_timesteps=144)
+    run = SimpleNamespace(
+        checkpoint=None,
+        is_late=False,
+        stop=SimpleNamespace(is_made=False),
+        is_checkpoint_due=lambda _: False,
+        show=lambda *_: None,
+    )
+    callback = RunCallback(run)
+    model = build_model(config, ToyReach(max_control_steps=4))  # an episode is one chunk
+    model.learn(144, callback=callback)
+    assert len(callback.episodes.warmup) == 80 and len(callback.episodes.trained) == 64
