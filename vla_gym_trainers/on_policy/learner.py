@@ -112,7 +112,7 @@ class Learner:
         held = config.kl_coef > 0.0
         if config.advantage_clamp is not None:
             advantages = advantages.clamp(-config.advantage_clamp, config.advantage_clamp)
-        length = config.bptt_length if config.sequential_training else 1
+        in_windows = self.policy.memory_size and config.sequential_training
         batch = gather(
             self.policy,
             rollout,
@@ -121,7 +121,7 @@ class Learner:
             returns,
             phase,
             held=held,
-            length=length if self.policy.memory_size else 1,
+            length=config.bptt_length if in_windows else 1,
         )
         if self.reference is not None and held:
             batch["reference"] = refer(self.reference, rollout, batch, config.micro_batch_size)

@@ -185,7 +185,7 @@ class GaussianPolicy(VLAPolicy):
         """
         super().__init__(vla, value_head)
         start = torch.tensor(sigmas, dtype=torch.float32)
-        if not bool((start > 0.0).all()) or not bool(start.isfinite().all()):
+        if not bool(((start > 0.0) & start.isfinite()).all()):
             raise ConfigError(f"Standard deviations must be positive numbers, got {sigmas}.")
         device = next(vla.model.parameters()).device
         log_std = nn.Parameter(start.log(), requires_grad=learn_sigma)
@@ -255,8 +255,12 @@ class FlowPolicy(VLAPolicy):
             correlation=correlation,
             fixed_start=fixed_start,
         )
+        blank = {  # to learn the shape of what the VLA makes of it
+            name: torch.zeros(1, *shape, dtype=dtype).numpy()
+            for name, (shape, dtype) in self.observation.items()
+        }
         with torch.no_grad():
-            start = vla.flow_outputs(*_blank(self)).start
+            start = vla.flow_outputs(*self._inputs(blank, ["move"])).start
         self.factors = (steps, *self.chunk_shape)
         self.sample = (vla.num_steps + 1, *start.shape[1:]), torch.float32
 
@@ -293,11 +297,3 @@ class OwnPolicy(VLAPolicy):
     def actions(self, sample: Tensor, observation: Observation) -> Tensor:  # noqa: ARG002
         """Return what the VLA makes of samples."""
         return self.vla.sample_to_env(sample)
-
-
-def _blank(policy: VLAPolicy) -> tuple[Any, ...]:
-    """Return one black observation, to learn the shapes of what a VLA makes of it."""
-    side = policy.vla.image_size
-    frames = {camera: np.zeros((1, side, side, 3), np.uint8) for camera in policy.cameras}
-    (size,), _ = policy.observation["proprio"]
-    return frames, ["move"], np.zeros((1, size), np.float32)
