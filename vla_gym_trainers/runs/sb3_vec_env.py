@@ -195,18 +195,13 @@ class SB3VecEnv(VecEnv):
             "returns": self.chunks.returns.copy(),
         }
 
-    def set_state(self, state: dict[str, Any]) -> VecEnvObs:
-        """Go on from what :meth:`get_state` of a like environment returned.
-
-        Returns:
-            The observations of that moment.
-        """
-        obs = self.vector_env.set_state(state["envs"])
+    def set_state(self, state: dict[str, Any]) -> None:
+        """Go on from what :meth:`get_state` of a like environment returned."""
+        self.vector_env.set_state(state["envs"])
         self.chunks.lengths[:] = state["lengths"]
         self.chunks.returns[:] = state["returns"]
         self._reset_seeds()  # seeds that an algorithm set for a reset that will not come
         self._reset_options()
-        return own(obs)
 
     def close(self) -> None:
         """Close the vector environment."""

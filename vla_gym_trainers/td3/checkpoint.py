@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import pickle
 from collections.abc import Mapping
 from pathlib import Path
@@ -74,10 +73,8 @@ def load_checkpoint(
             model.fine_tuner.load_state_dict(load_tensors(folder / "vla.pt"))
     model.buffer_size = model.replay_buffer.buffer_size
     model.replay_buffer.device = model.device
-    last_obs = copy.deepcopy(model._last_obs)
+    # The model's own last observation stays: the VLA's answer to a restored frame may differ in the
+    # last bit (another batch), and the saved one is what the run would have acted on.
     env.set_state(loop["env"])
     model.pipeline_state = loop["pipeline"]
-    # The VLA's answer to a restored frame may differ in the last bit (another batch): the saved
-    # observation is the one that the run would have acted on.
-    model._last_obs = last_obs
     return model, loop["run"]
