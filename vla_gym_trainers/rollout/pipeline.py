@@ -19,7 +19,7 @@ from concurrent.futures import Future, wait
 from contextlib import contextmanager
 from dataclasses import dataclass
 from queue import SimpleQueue
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, Self, TypeVar
 
 from vla_gym.errors import WorkerError
 
@@ -100,7 +100,7 @@ class Pipeline(Generic[Weights, Block]):
         self._orders: SimpleQueue[Future[tuple[Block, int]] | None] = SimpleQueue()
         self._thread: threading.Thread | None = None
 
-    def __enter__(self) -> Pipeline[Weights, Block]:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, kind: Any, *error: Any) -> None:

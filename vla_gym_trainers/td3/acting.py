@@ -209,7 +209,7 @@ class Blocks(Pipeline[ActorWeights, list[Transition]]):
         self.player = ChunkPlayer(model, begun)
         super().__init__(
             self.player.collect,
-            model.acting_weights,
+            self._newest,
             ahead=config.ahead,
             deadline=BLOCK_SECONDS,
             limit=num_blocks,
@@ -230,6 +230,11 @@ class Blocks(Pipeline[ActorWeights, list[Transition]]):
         with super().paused():
             self._keep()
             yield
+
+    def _newest(self) -> ActorWeights:
+        model, sampler = self._model, self._model.task_sampler
+        tasks = None if sampler is None else sampler.weights()
+        return ActorWeights.of(model.policy, model._critics_are_warm, tasks)
 
     def _keep(self) -> None:
         self._model.pipeline_state = self.state()

@@ -23,7 +23,7 @@ from vla_gym_trainers.rollout.chunks import Observation
 from vla_gym_trainers.rollout.collector import Stopwatch
 from vla_gym_trainers.rollout.pipeline import Collected
 from vla_gym_trainers.runs.sb3_vec_env import deferred_reset, sb3_vec_env
-from vla_gym_trainers.td3.acting import ActingPolicy, ActorWeights, Blocks, Transition
+from vla_gym_trainers.td3.acting import ActingPolicy, Blocks, Transition
 from vla_gym_trainers.td3.algorithm_config import TD3Config
 from vla_gym_trainers.td3.episode_log import counts
 from vla_gym_trainers.td3.exploration import ChunkNoise
@@ -206,8 +206,7 @@ class TD3BC(TD3):
         gradient = self._gradient_steps(batch_size)
         with self.clock("learn"):
             if not self._critics_are_warm:
-                buffer = self.replay_buffer
-                warm_up(self.policy, buffer, config, self._rng, batch_size, gradient)
+                warm_up(self.policy, self.replay_buffer, config, self._rng, batch_size, gradient)
                 self._critics_are_warm = True
             for _ in range(steps):
                 self._n_updates += 1
@@ -253,11 +252,6 @@ class TD3BC(TD3):
             if steps and obs is not None:
                 self.fine_tuner.refresh_observation(obs)
         self.logger.record("train/vla_version", self.fine_tuner.version)
-
-    def acting_weights(self) -> ActorWeights:
-        """Return what acts in the next block."""
-        tasks = None if self.task_sampler is None else self.task_sampler.weights()
-        return ActorWeights.of(self.policy, self._critics_are_warm, tasks)
 
     def _store(
         self,
