@@ -48,7 +48,7 @@ class _Header(Struct):
     guarded_tasks: list[_Tasks]
     num_tasks: Annotated[int, Meta(ge=1, le=2**20)] | None
     config: Object
-    world_memory_dim: Annotated[int, Meta(ge=0, le=2**20)] = 0  # files of before have none
+    world_memory_dim: Annotated[int, Meta(ge=0, le=2**20)]
 
 
 class RLTokenPolicy(BasePolicy):

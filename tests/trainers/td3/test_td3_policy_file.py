@@ -59,16 +59,6 @@ def test_a_full_disk_leaves_the_policy_of_before(model, tmp_path, monkeypatch):
     assert list(tmp_path.iterdir()) == [path]
 
 
-def test_a_file_of_before_there_were_world_models_loads(model: TD3BC, tmp_path: Path) -> None:
-    path = tmp_path / "policy.safetensors"
-    model.policy.save(path)
-    old = header(path)
-    assert old.pop("world_memory_dim") == 0
-    save_file(load_file(path), path, {"rl_token_policy": json.dumps(old)})
-    obs = ToyReach().reset(seed=3)[0]
-    np.testing.assert_array_equal(load_policy(path).predict(obs)[0], model.predict(obs)[0])
-
-
 @pytest.mark.parametrize(
     "change",
     [{"format": 99}, {"chunk_len": 10**12}, {"chunk_len": 3}, {"config": {"unknown": 1}}],
