@@ -15,14 +15,20 @@ from typing import Literal
 from msgspec import Struct
 
 from vla_gym.assets.lite import (
+    books,
     bottles,
     boxes,
     cabinets,
     caddies,
+    cans,
+    cartons,
+    containers,
+    cookware,
     microwaves,
-    objects,
+    mugs,
     rings,
     rooms,
+    sauces,
     scenes,
     shelves,
     stoves,
@@ -35,28 +41,67 @@ from vla_gym.outside import Text, read_json
 
 MANIFEST = "lite_pack.json"
 
+# Each writes the file of its name: in a folder of that name, of the collections named here.
+_OBJECTS = {
+    "stable_hope_objects": (
+        cans.alphabet_soup,
+        sauces.bbq_sauce,
+        boxes.butter,
+        boxes.chocolate_pudding,
+        boxes.cookies,
+        boxes.cream_cheese,
+        sauces.ketchup,
+        cartons.milk,
+        sauces.new_salad_dressing,
+        cartons.orange_juice,
+        sauces.salad_dressing,
+        cans.tomato_sauce,
+    ),
+    "stable_scanned_objects": (
+        rings.akita_black_bowl,
+        containers.basket,
+        cookware.chefmate_8_frypan,
+        rings.glazed_rim_porcelain_ramekin,
+        rings.plate,
+        rings.white_bowl,
+    ),
+    "turbosquid_objects": (
+        books.black_book,
+        caddies.desk_caddy,
+        cookware.moka_pot,
+        mugs.porcelain_mug,
+        mugs.red_coffee_mug,
+        mugs.white_yellow_mug,
+        bottles.wine_bottle,
+        wine_racks.wine_rack,
+        containers.wooden_tray,
+        shelves.wooden_two_layer_shelf,
+        books.yellow_book,
+    ),
+}
+_FIXTURES = (
+    stoves.flat_stove,
+    microwaves.microwave,
+    cabinets.white_cabinet,
+    cabinets.wooden_cabinet,
+)
+_ARENAS = (
+    rooms.libero_floor_base_style,
+    rooms.libero_kitchen_tabletop_base_style,
+    rooms.libero_living_room_tabletop_base_style,
+    rooms.libero_study_base_style,
+    scenes.libero_tabletop_base_style,
+)
+
+#: What makes each MJCF file, by its path.
 GENERATORS: dict[str, Callable[[], ET.Element]] = {
-    **objects.GENERATORS,
-    "scenes/libero_tabletop_base_style.xml": scenes.libero_tabletop_base_style,
-    "scenes/libero_kitchen_tabletop_base_style.xml": rooms.libero_kitchen_tabletop_base_style,
-    "scenes/libero_living_room_tabletop_base_style.xml": (
-        rooms.libero_living_room_tabletop_base_style
-    ),
-    "scenes/libero_study_base_style.xml": rooms.libero_study_base_style,
-    "scenes/libero_floor_base_style.xml": rooms.libero_floor_base_style,
-    "stable_scanned_objects/akita_black_bowl/akita_black_bowl.xml": rings.akita_black_bowl,
-    "stable_scanned_objects/plate/plate.xml": rings.plate,
-    "stable_hope_objects/cream_cheese/cream_cheese.xml": boxes.cream_cheese,
-    "turbosquid_objects/wine_bottle/wine_bottle.xml": bottles.wine_bottle,
-    "turbosquid_objects/wine_rack/wine_rack.xml": wine_racks.wine_rack,
-    "articulated_objects/wooden_cabinet.xml": cabinets.wooden_cabinet,
-    "articulated_objects/flat_stove.xml": stoves.flat_stove,
-    "articulated_objects/white_cabinet.xml": cabinets.white_cabinet,
-    "articulated_objects/microwave.xml": microwaves.microwave,
-    "turbosquid_objects/desk_caddy/desk_caddy.xml": caddies.desk_caddy,
-    "turbosquid_objects/wooden_two_layer_shelf/wooden_two_layer_shelf.xml": (
-        shelves.wooden_two_layer_shelf
-    ),
+    **{
+        f"{folder}/{make.__name__}/{make.__name__}.xml": make
+        for folder, makers in _OBJECTS.items()
+        for make in makers
+    },
+    **{f"articulated_objects/{make.__name__}.xml": make for make in _FIXTURES},
+    **{f"scenes/{make.__name__}.xml": make for make in _ARENAS},
 }
 
 
@@ -66,14 +111,10 @@ def pack_files() -> dict[str, bytes]:
     return files | scenes.textures()
 
 
-def source_digest(folder: Path = Path(__file__).parent) -> str:
-    """Return the digest of the generator's source files.
-
-    Args:
-        folder: The package folder; another one only in tests.
-    """
+def source_digest() -> str:
+    """Return the digest of the generator's source files."""
     digest = hashlib.sha256()
-    for path in sorted(folder.glob("*.py")):
+    for path in sorted(Path(__file__).parent.glob("*.py")):
         digest.update(path.name.encode() + b"\0" + path.read_bytes() + b"\0")
     return digest.hexdigest()
 

@@ -35,7 +35,7 @@ def microwave() -> ET.Element:
         ((-0.1435, -0.0880, 0), (0.0635, 0.0800, 0.024), shell),
         ((0.0875, -0.1105, 0), (0.1725, -0.0865, top), palette.MICROWAVE_PANEL),
     ):
-        body.special(block(low, high), rgba, CONTACT)
+        body.solid(block(low, high), rgba, contact=CONTACT)
     # The lit cavity, seen when the door is open.
     inside = palette.MICROWAVE_INSIDE
     body.visual(block((-0.1425, 0.0785, 0.0245), (0.0625, 0.0803, 0.1675)), inside)
@@ -50,11 +50,13 @@ def _door(body: Body) -> None:
     """Add the door, hinged at its left edge: negative angles open it, up to 120 degrees."""
     body.inertial(0.26, (0.0008, 0.0024, 0.0017), (0.1544, -0.0199, 0))
     body.joint("hinge", "microjoint", (0, 0, 1), (-2.094, 0), 0.5)
-    body.special(box((0.1295, 0.012, 0.0925), (0.1295, -0.013, 0)), palette.MICROWAVE, CONTACT)
+    body.solid(
+        box((0.1295, 0.012, 0.0925), (0.1295, -0.013, 0)), palette.MICROWAVE, contact=CONTACT
+    )
     window = box((0.0870, 0.0130, 0.0610), (0.1300, -0.013, 0))
     body.visual(window, palette.MICROWAVE_WINDOW)
     # The bar is 2 cm thick and 3 cm in front of the door: a finger fits behind it.
-    body.special(capsule(0.01, 0.065, (0.2375, -0.054, 0)), palette.STEEL, CONTACT)
+    body.solid(capsule(0.01, 0.065, (0.2375, -0.054, 0)), palette.STEEL, contact=CONTACT)
     for z in (0.065, -0.065):
         across = capsule(0.01, 0.015, (0.2375, -0.0375, z), turn("x", math.pi / 2))
-        body.special(across, palette.STEEL, CONTACT)
+        body.solid(across, palette.STEEL, contact=CONTACT)

@@ -104,9 +104,20 @@ class Body:
         attributes["diaginertia"] = " ".join(f"{v:.6g}" for v in inertia)
         ET.SubElement(self.element, "inertial", attributes)
 
-    def solid(self, shape: Shape, rgba: Vector | None, name: str | None = None) -> None:
+    def _placed(self, shape: Shape) -> Shape:
+        """Return a given shape as it is in the body's frame."""
+        return shape
+
+    def solid(
+        self,
+        shape: Shape,
+        rgba: Vector | None,
+        name: str | None = None,
+        contact: Mapping[str, str] = CONTACT,
+    ) -> None:
         """Add a shape that collides and, if a colour is given, is seen."""
-        attributes = _geom(shape) | {"group": "0", "rgba": "0.8 0.8 0.8 0.3"} | CONTACT
+        attributes = _geom(self._placed(shape)) | {"group": "0", "rgba": "0.8 0.8 0.8 0.3"}
+        attributes |= contact
         if name is not None:
             attributes["name"] = name
         ET.SubElement(self.element, "geom", attributes)
@@ -118,12 +129,6 @@ class Body:
         for shape in shapes:
             self.solid(shape, rgba)
 
-    def special(self, shape: Shape, rgba: Vector, contact: Mapping[str, str]) -> None:
-        """Add a shape that is seen and collides with contact parameters of its own."""
-        hidden = {"group": "0", "rgba": "0.8 0.8 0.8 0.3"}
-        ET.SubElement(self.element, "geom", _geom(shape) | hidden | dict(contact))
-        self.visual(shape, rgba)
-
     def visual(
         self,
         shape: Shape,
@@ -132,7 +137,7 @@ class Body:
         material: str = MATERIAL["name"],
     ) -> None:
         """Add a shape that is seen but does not collide."""
-        attributes = _geom(shape) | {"group": "1", "contype": "0", "conaffinity": "0"}
+        attributes = _geom(self._placed(shape)) | {"group": "1", "contype": "0", "conaffinity": "0"}
         attributes |= {"rgba": text(rgba), "material": material}
         if name is not None:
             attributes["name"] = name

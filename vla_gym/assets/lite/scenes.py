@@ -117,9 +117,9 @@ def add_lights_and_cameras(world: ET.Element) -> None:
         ET.SubElement(world, "camera", attributes)
 
 
-def _flat_png(rgba: Vector, size: int = 4) -> bytes:
+def _flat_png(rgba: Vector) -> bytes:
     """Return a one-colour RGB image as the bytes of a PNG file."""
-    pixel = bytes(round(255 * value) for value in rgba[:3])
+    size, pixel = 4, bytes(round(255 * value) for value in rgba[:3])
     rows = (b"\0" + pixel * size) * size
 
     def chunk(kind: bytes, data: bytes) -> bytes:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from vla_gym.assets.lite.mjcf import MATERIAL, Body, Shape, Vector, box, compose, turn
+from vla_gym.assets.lite.mjcf import Body, Shape, Vector, box, compose, turn
 
 # From a frame whose z axis is up into a body frame whose y axis is.
 _TO_Y_UP = turn("x", -math.pi / 2)
@@ -32,24 +32,6 @@ class StandingBody(Body):
     Solids and visuals are given as if z were up and x the same; inertia is the body's own.
     """
 
-    def solid(self, shape: Shape, rgba: Vector | None, name: str | None = None) -> None:
-        """Add a shape that collides, given in the frame whose z axis is up."""
-        # The visual of a coloured solid passes through `visual`, which must not tip it twice.
-        super().solid(_tip(shape), None, name)
-        if rgba is not None:
-            self.visual(shape, rgba, None if name is None else f"{name}_vis")
-
-    def visual(
-        self,
-        shape: Shape,
-        rgba: Vector,
-        name: str | None = None,
-        material: str = MATERIAL["name"],
-    ) -> None:
-        """Add a shape that is seen, given in the frame whose z axis is up."""
-        super().visual(_tip(shape), rgba, name, material)
-
-
-def _tip(shape: Shape) -> Shape:
-    x, y, z = shape.pos
-    return Shape(shape.kind, shape.size, (x, z, -y), compose(_TO_Y_UP, shape.quat))
+    def _placed(self, shape: Shape) -> Shape:
+        x, y, z = shape.pos
+        return Shape(shape.kind, shape.size, (x, z, -y), compose(_TO_Y_UP, shape.quat))
