@@ -47,24 +47,22 @@ def present_files(root: Path) -> list[str]:
     return [*listed().files, *(name for name in others if (root / name).is_file())]
 
 
-def missing_files(root: Path) -> list[str]:
-    """Return the files of the list that a folder lacks."""
-    return [name for name in listed().files if not (root / name).is_file()]
-
-
 def best_root(folder: Path) -> tuple[Path, list[str]]:
     """Find the assets in a folder: the folder itself or where a LIBERO checkout keeps them.
 
     Returns:
         The best candidate and what it lacks.
     """
-    candidates = [(root, missing_files(root)) for root in (folder / sub for sub in _SUBFOLDERS)]
-    return min(candidates, key=lambda candidate: len(candidate[1]))
+    lacking = {
+        root: [name for name in listed().files if not (root / name).is_file()]
+        for root in (folder / sub for sub in _SUBFOLDERS)
+    }
+    return min(lacking.items(), key=lambda found: len(found[1]))
 
 
-def shorten(names: list[str], count: int = 3) -> str:
-    """Return the first names, and an ellipsis if there are more."""
-    return ", ".join(names[:count]) + (", ..." if len(names) > count else "")
+def shorten(names: list[str]) -> str:
+    """Return the first three names, and an ellipsis if there are more."""
+    return ", ".join(names[:3]) + (", ..." if len(names) > 3 else "")
 
 
 def damaged_files(root: Path, expected: dict[str, str]) -> list[str]:
