@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from typing import ClassVar
 
 import mujoco
 import numpy as np
@@ -18,6 +19,9 @@ _ALL_CATEGORIES = mujoco.mjtCatBit.mjCAT_ALL
 
 class MujocoPainter:
     """Draws the simulation's state with MuJoCo's ``mjr_render``; its OpenGL context is current."""
+
+    # Arrays of the model that are filled with a number while MuJoCo uploads it.
+    _unseen: ClassVar[Mapping[str, int]] = {}
 
     def __init__(self, shared: SharedModel, width: int, height: int, *, fast: bool) -> None:
         """Upload the model; the caller holds its lock, an OpenGL context is current."""
@@ -36,16 +40,24 @@ class MujocoPainter:
 
     @contextlib.contextmanager
     def _set_up(self, width: int, height: int, fast: bool) -> Iterator[None]:
-        """Write buffer sizes and samples into the model, which others share, for a while."""
+        """Write what the upload is to see into the model, which others share, for a while."""
         quality, size = self._model.vis.quality, self._model.vis.global_
         saved = (quality.offsamples, quality.shadowsize, size.offwidth, size.offheight)
+        arrays = {name: getattr(self._model, name) for name in self._unseen}
+        kept = {name: array.copy() for name, array in arrays.items()}
         size.offwidth, size.offheight = width, height
         if fast:
-            quality.offsamples = quality.shadowsize = 0
+            quality.offsamples = 0
+        if fast or not np.any(self._model.light_castshadow):
+            quality.shadowsize = 0
+        for name, array in arrays.items():
+            array[:] = self._unseen[name]
         try:
             yield
         finally:
             quality.offsamples, quality.shadowsize, size.offwidth, size.offheight = saved
+            for name, array in arrays.items():
+                array[:] = kept[name]
 
     def _update(self, data: mujoco.MjData, camera: mujoco.MjvCamera) -> None:
         # Once a camera: lights follow it.
@@ -67,6 +79,9 @@ class MujocoPainter:
 class GeometryPainter(MujocoPainter):
     """Draws how far things are, and which geom is seen, as ``mujoco.Renderer`` does for both."""
 
+    # Textures, which take hundreds of megabytes.
+    _unseen = {"tex_width": 1, "tex_height": 1}
+
     def __init__(self, shared: SharedModel, width: int, height: int) -> None:
         """Upload the model; the caller holds its lock, an OpenGL context is current."""
         super().__init__(shared, width, height, fast=True)
@@ -76,18 +91,6 @@ class GeometryPainter(MujocoPainter):
         self._context.readDepthMap = mujoco.mjtDepthMap.mjDEPTH_ZEROFAR
         self._colours = np.empty((height, width, 3), np.uint8)
         self._nearness = np.empty((height, width), np.float32)
-
-    @contextlib.contextmanager
-    def _set_up(self, width: int, height: int, fast: bool) -> Iterator[None]:
-        """As for the plain painter, without the textures, which take hundreds of megabytes."""
-        model = self._model
-        saved = (model.tex_width.copy(), model.tex_height.copy())
-        with super()._set_up(width, height, fast):
-            model.tex_width[:] = model.tex_height[:] = 1
-            try:
-                yield
-            finally:
-                model.tex_width[:], model.tex_height[:] = saved
 
     def draw_geometry(
         self, data: mujoco.MjData, camera: mujoco.MjvCamera

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import ctypes
 import importlib
 import logging
-from collections.abc import Iterator
 
 import mujoco
 import numpy as np
@@ -80,6 +78,9 @@ class SoftwarePainter(MujocoPainter):
             painter must not draw.
     """
 
+    # Meshes, which are drawn from a buffer of their own.
+    _unseen = {"mesh_facenum": 0, "mesh_graphadr": -1}
+
     def __init__(
         self, shared: SharedModel, width: int, height: int, *, fast: bool, coarse: bool = False
     ) -> None:
@@ -102,19 +103,6 @@ class SoftwarePainter(MujocoPainter):
         self._axes = (np.zeros(3), np.zeros(3), np.zeros(3))
         self._fill_buffer(chunks)
         announce(draw_scene, "the drawing code")
-
-    @contextlib.contextmanager
-    def _set_up(self, width: int, height: int, fast: bool) -> Iterator[None]:
-        """As for the plain painter, and hide meshes and the unused shadow map from MuJoCo."""
-        model = self._model
-        saved = (model.mesh_facenum.copy(), model.mesh_graphadr.copy())
-        with super()._set_up(width, height, fast):
-            model.vis.quality.shadowsize = 0
-            model.mesh_facenum[:], model.mesh_graphadr[:] = 0, -1
-            try:
-                yield
-            finally:
-                model.mesh_facenum[:], model.mesh_graphadr[:] = saved
 
     def _most_triangles(self) -> int:
         """Return how many triangles a scene has if every mesh geom of the model is shown."""
