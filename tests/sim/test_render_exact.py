@@ -169,7 +169,7 @@ def test_who_draws(monkeypatch: pytest.MonkeyPatch, toy: SharedModel, context: N
         patch.setattr(scene_memory, "COLUMNS", 60)
         assert kind(toy) is MujocoPainter, "another layout of MuJoCo's geoms"
     with monkeypatch.context() as patch:
-        patch.setattr(scene_memory, "_INTEGERS", {"type": 1})
+        patch.setattr(scene_memory, "_INTEGERS", ("dataid",))
         assert kind(toy) is MujocoPainter
     monkeypatch.setattr("OpenGL.GL.glGetString", lambda _: b"NVIDIA H100/PCIe/SSE2")
     assert kind(toy) is MujocoPainter

@@ -12,6 +12,7 @@ process that will be forked draws :func:`without_shader_cache`.
 from __future__ import annotations
 
 import contextlib
+import os
 import sys
 from pathlib import Path
 from typing import Any
@@ -33,20 +34,12 @@ def obstacle() -> str | None:
     for line in maps.splitlines():
         if "rw-s" in line.split()[1]:
             return f"shared memory: {line.split()[-1]}"
-    threads = _threads()
-    return f"threads: {', '.join(threads)}" if threads else None
-
-
-def _threads() -> list[str]:
-    """Return the names of this process's threads other than the main one."""
-    found = []
-    main = Path("/proc/self").resolve().name
+    threads = []
     for folder in Path("/proc/self/task").iterdir():
-        with contextlib.suppress(OSError):  # it has ended
-            name = (folder / "comm").read_text(errors="replace").strip()
-            if folder.name != main:
-                found.append(name)
-    return found
+        if folder.name != str(os.getpid()):
+            with contextlib.suppress(OSError):  # it has ended
+                threads.append((folder / "comm").read_text(errors="replace").strip())
+    return f"threads: {', '.join(threads)}" if threads else None
 
 
 def end_display() -> None:

@@ -29,9 +29,7 @@ def make_painter(
         RenderError: If the OpenGL library lacks a function.
         Exception: What MuJoCo raises when it cannot use OpenGL.
     """
-    gl = importlib.import_module("OpenGL.GL")
-    name = (gl.glGetString(gl.GL_RENDERER) or b"").decode().lower()
-    if any(word in name for word in _SOFTWARE_RENDERERS):
+    if any(word in gl_renderer().lower() for word in _SOFTWARE_RENDERERS):
         from vla_gym.sim.rendering import software  # a GPU never enters it
 
         if software.can_draw(shared.model, fast):
@@ -40,6 +38,12 @@ def make_painter(
                 return painter
             painter.free()
     return MujocoPainter(shared, width, height, fast=fast)
+
+
+def gl_renderer() -> str:
+    """Return who draws in the current OpenGL context, e.g. "llvmpipe (LLVM 15.0.7, 256 bits)"."""
+    gl = importlib.import_module("OpenGL.GL")
+    return (gl.glGetString(gl.GL_RENDERER) or b"unknown").decode()
 
 
 def surely_in_software() -> bool:

@@ -17,7 +17,7 @@ import numpy as np
 from vla_gym.errors import ConfigError, RenderError
 from vla_gym.sim.model_io import load_shared
 from vla_gym.sim.rendering.mujoco_painter import MujocoPainter
-from vla_gym.sim.rendering.painter import make_painter
+from vla_gym.sim.rendering.painter import gl_renderer, make_painter
 
 if TYPE_CHECKING:
     from vla_gym.suites.protocol import CompiledTask, Simulation
@@ -25,7 +25,6 @@ if TYPE_CHECKING:
 PROFILES = ("libero", "fast", "coarse")
 CAMERAS = ("agentview", "robot0_eye_in_hand")
 
-_GL_RENDERER = 0x1F01
 _EGL_HELP = (
     "MuJoCo renders through EGL. On Debian or Ubuntu: apt-get install -y libegl1 libgl1-mesa-dri"
 )
@@ -140,15 +139,13 @@ class SceneRenderer:
         return images
 
     def renderer_info(self) -> str:
-        """Return the OpenGL renderer's name, e.g. ``"llvmpipe (LLVM 15.0.7, 256 bits)"``.
+        """Return the name of OpenGL's renderer, see ``painter.gl_renderer``.
 
         Raises:
             RenderError: No usable OpenGL context.
         """
         self._activate()
-        get_string = importlib.import_module("OpenGL.GL").glGetString
-        value = get_string(_GL_RENDERER)
-        return value.decode() if value else "unknown"
+        return gl_renderer()
 
     def close(self) -> None:
         """Free the OpenGL context; the renderer makes a new one when it is used again."""

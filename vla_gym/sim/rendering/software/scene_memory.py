@@ -15,8 +15,9 @@ import numpy as np
 
 from vla_gym.sim.compiled import compiled
 
-# Columns of a geom (mjvGeom), in units of four bytes.
-TYPE, DATA_ID, OBJECT_TYPE, OBJECT_ID, CATEGORY, MATERIAL, TEX_COORD, SEGMENT = range(8)
+# Columns of a geom (mjvGeom), in units of four bytes, and MuJoCo's names of the first ones.
+TYPE, DATA_ID, OBJECT_TYPE, _, _, MATERIAL, TEX_COORD, _ = range(8)
+_INTEGERS = ("type", "dataid", "objtype", "objid", "category", "matid", "texcoord", "segid")
 SIZE, POS, MAT, RGBA = 8, 11, 14, 23
 ALPHA = RGBA + 3
 EMISSION, SPECULAR, SHININESS, REFLECTANCE = 27, 28, 29, 30
@@ -28,16 +29,6 @@ PLANE, SPHERE, CAPSULE, ELLIPSOID, CYLINDER, BOX, MESH = 0, 2, 3, 4, 5, 6, 7
 KNOWN_TYPES = (PLANE, SPHERE, CAPSULE, ELLIPSOID, CYLINDER, BOX, MESH)
 MODEL_GEOM = int(mujoco.mjtObj.mjOBJ_GEOM)
 
-_INTEGERS = {
-    "type": TYPE,
-    "dataid": DATA_ID,
-    "objtype": OBJECT_TYPE,
-    "objid": OBJECT_ID,
-    "category": CATEGORY,
-    "matid": MATERIAL,
-    "texcoord": TEX_COORD,
-    "segid": SEGMENT,
-}
 _FLOATS = {
     "emission": EMISSION,
     "specular": SPECULAR,
@@ -75,9 +66,9 @@ def _agrees(geom: Any, row: np.ndarray) -> bool:
     for name, column in _ARRAYS.items():
         if getattr(geom, name).ctypes.data != row[column:].ctypes.data:
             return False
-    for number, (name, column) in enumerate(_INTEGERS.items()):
-        setattr(geom, name, 1000 + number)
-        if row[column] != 1000 + number:
+    for column, name in enumerate(_INTEGERS):
+        setattr(geom, name, 1000 + column)
+        if row[column] != 1000 + column:
             return False
     values = row.view(np.float32)
     for number, (name, column) in enumerate(_FLOATS.items()):
