@@ -64,20 +64,6 @@ def _read_arm(
 
 
 @compiled
-def _copy_reading(source: Arrays, arm: Arrays) -> None:
-    """Copy a reading, field by field."""
-    copy_vector(source[0], arm[0])
-    copy_matrix(source[1], arm[1])
-    copy_vector(source[2], arm[2])
-    copy_vector(source[3], arm[3])
-    copy_matrix(source[4], arm[4])
-    copy_matrix(source[5], arm[5])
-    copy_matrix(source[6], arm[6])
-    copy_vector(source[7], arm[7])
-    copy_vector(source[8], arm[8])
-
-
-@compiled
 def _torques(arm: Arrays, goal: Arrays, gains: Arrays, work: Arrays, torques: np.ndarray) -> None:
     """Add the task's and the null space's to (7,) ``torques``, which hold the bias forces."""
     pos, mat, velocity, spin, jac_pos, jac_rot, mass, joint_pos, joint_vel = arm
@@ -116,8 +102,8 @@ def _run(
     trace: Arrays,
     targets: Arrays,
     tests: np.ndarray,
-    use_stale: bool,
-    stale: Arrays,
+    arm: Arrays,
+    is_read: bool,
 ) -> int:
     """Run control steps until the chunk ends or the goal may be reached.
 
@@ -133,8 +119,8 @@ def _run(
         targets: A row a control step: position delta, rotation matrix, whether it rotates, sign
             of the gripper action.
         tests: See :func:`is_candidate`.
-        use_stale: Whether the first substep uses ``stale``.
-        stale: The fields of an :class:`ArmReading`.
+        arm: The fields of an :class:`ArmReading`; written.
+        is_read: Whether ``arm`` holds what the first substep uses.
 
     Returns:
         The number of control steps executed.
@@ -144,10 +130,7 @@ def _run(
     goal_pos, goal_mat, grip_command, _ = goal
     start_qpos, sampled_qpos, last_qpos, last_qvel = trace
     delta_pos, delta_mat, rotates, grip_sign = targets
-    pos, mat = np.empty(3), np.empty((3, 3))
-    # Transposed storage: upstream's fancy indexing leaves these matrices column-major.
-    jac_pos, jac_rot, mass = np.empty((7, 3)).T, np.empty((7, 3)).T, np.empty((7, 7)).T
-    arm = (pos, mat, np.empty(3), np.empty(3), jac_pos, jac_rot, mass, np.empty(7), np.empty(7))
+    pos, mat = arm[0:2]
     torques = np.empty(7)
 
     for step in range(delta_pos.shape[0]):
@@ -159,9 +142,7 @@ def _run(
                 copy_vector(qpos, last_qpos)
                 copy_vector(qvel, last_qvel)
             mj_step1(model, data)
-            if use_stale and step == 0 and substep == 0:
-                _copy_reading(stale, arm)
-            else:
+            if not (is_read and step == 0 and substep == 0):
                 _read_arm(model, data, views, robot, work, arm)
             if substep == 0:
                 if rotates[step]:
@@ -231,9 +212,10 @@ class FastController:
             float(robot.gripper_speed),
         )
         announce(_run, "the physics loop")
-        # Stands in for the stale reading that only the first control step has.
-        shapes = ((3,), (3, 3), (3,), (3,), (3, 7), (3, 7), (7, 7), (7,), (7,))
-        self._no_reading = tuple(np.zeros(shape) for shape in shapes)
+        pose, speeds = (np.zeros(3), np.zeros((3, 3))), (np.zeros(3), np.zeros(3))
+        # Transposed storage: upstream's fancy indexing leaves these matrices column-major.
+        matrices = tuple(np.zeros((7, rows)).T for rows in (3, 3, 7))
+        self._arm = (*pose, *speeds, *matrices, np.zeros(7), np.zeros(7))
         self._trace = tuple(vars(trace).values())
         # Site Jacobians; wrench and posture; what `operational_torques` needs.
         task, joints, site = (6,), (7,), (3, model.nv)
@@ -262,9 +244,9 @@ class FastController:
         targets = (np.ascontiguousarray(scaled[:, :3]), delta_mat, rotates, np.sign(actions[:, 6]))
         goal = (state.goal_pos, state.goal_mat, state.gripper_command, state.nullspace_qpos)
         stale, state.stale = state.stale, None
-        reading = self._no_reading
         if stale is not None:
-            reading = tuple(np.ascontiguousarray(value) for value in vars(stale).values())
+            for array, value in zip(self._arm, vars(stale).values(), strict=True):
+                array[:] = value
         return int(
             _run(
                 self._model._address,
@@ -277,7 +259,7 @@ class FastController:
                 self._trace,
                 targets,
                 tests,
+                self._arm,
                 stale is not None,
-                reading,
             )
         )
