@@ -18,6 +18,7 @@ ObservationTiming = Literal["libero", "end"]
 
 # Upstream reads the hand's orientation from the wrist flange, its position from the grip site.
 EEF_BODY = "robot0_right_hand"
+_CUBE = np.array(np.meshgrid([-1, 1], [-1, 1], [-1, 1])).reshape(3, 8).T  # its corners
 
 
 class SimAccess:
@@ -51,9 +52,10 @@ class SimAccess:
         self._eef_body = model.body(EEF_BODY).id
         self._gripper_qpos = np.asarray(task_model.robot.gripper_qpos)
         objects = task_model.objects
-        self._fixture_body_ids = [model.body(objects[n].body).id for n in task_model.fixtures]
-        self._fixture_pos = model.body_pos[self._fixture_body_ids].copy()
-        self._fixture_quat = model.body_quat[self._fixture_body_ids].copy()
+        fixtures = [model.body(objects[n].body).id for n in task_model.fixtures]
+        self._fixture_bodies = np.array(fixtures, np.int64)
+        self._fixture_pos = model.body_pos[self._fixture_bodies]
+        self._fixture_quat = model.body_quat[self._fixture_bodies]
         self._free_dofs = {
             name: int(model.joint(spec.joints[-1]).dofadr[0])
             for name, spec in objects.items()
@@ -69,9 +71,8 @@ class SimAccess:
         """Write what this simulation keeps in the shared model; hold its lock."""
         model = self._model
         qpos = self._trace.start if self.observation_timing == "libero" else self._data.qpos
-        for index, body in enumerate(self._fixture_body_ids):
-            model.body_pos[body] = self._fixture_pos[index]
-            model.body_quat[body] = self._fixture_quat[index]
+        model.body_pos[self._fixture_bodies] = self._fixture_pos
+        model.body_quat[self._fixture_bodies] = self._fixture_quat
         for indicator in self.task_model.indicators:
             compare = COMPARISONS[indicator.comparison]
             values = qpos[indicator.joint_qpos]
@@ -152,17 +153,11 @@ class SimAccess:
         Geoms of the bodies below it (a cabinet's drawers) are included; eight corners a geom.
         """
         model, data = self._model, self._data
-        root = model.body(body).id
-        corners = []
-        for geom in range(model.ngeom):
-            if not (model.geom_contype[geom] or model.geom_conaffinity[geom]):
-                continue
-            if not self._is_below(int(model.geom_bodyid[geom]), root):
-                continue
-            centre, half = model.geom_aabb[geom, :3], model.geom_aabb[geom, 3:]
-            signs = np.array(np.meshgrid([-1, 1], [-1, 1], [-1, 1])).reshape(3, 8).T
-            local = centre + signs * half
-            corners.append(data.geom_xpos[geom] + local @ data.geom_xmat[geom].reshape(3, 3).T)
+        root, corners = model.body(body).id, []
+        for geom in np.flatnonzero(model.geom_contype | model.geom_conaffinity).tolist():
+            if self._is_below(int(model.geom_bodyid[geom]), root):
+                local = model.geom_aabb[geom, :3] + _CUBE * model.geom_aabb[geom, 3:]
+                corners.append(data.geom_xpos[geom] + local @ data.geom_xmat[geom].reshape(3, 3).T)
         return np.concatenate(corners) if corners else np.empty((0, 3))
 
     def _is_below(self, body: int, root: int) -> bool:
