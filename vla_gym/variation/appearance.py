@@ -41,21 +41,19 @@ _FIELDS = (
     "geom_rgba",
     "geom_group",
 )
-_HEADLIGHT = ("ambient", "diffuse", "specular")
+_HEADLIGHT = ("ambient", "diffuse", "specular")  # of the light at the camera
 
 
 class Appearance:
     """How one simulation looks; its arrays are as in the model and never changed.
 
     Attributes:
-        fields: Arrays of the model by name.
-        headlight: Colours of the light at the camera by name.
+        fields: Arrays of the model, and of its light at the camera, by name.
         body_pos, body_quat: Poses of the clutter's bodies.
     """
 
     def __init__(self, plain: ModelAppearance) -> None:
         self.fields = {name: array.copy() for name, array in plain.fields.items()}
-        self.headlight = {name: array.copy() for name, array in plain.headlight.items()}
         self.body_pos, self.body_quat = plain.body_pos.copy(), plain.body_quat.copy()
 
 
@@ -63,7 +61,7 @@ class ModelAppearance:
     """What a shared model looks like now, and without any variation; its lock is held.
 
     Attributes:
-        fields, headlight, body_pos, body_quat: See :class:`Appearance`: without variation.
+        fields, body_pos, body_quat: See :class:`Appearance`: without variation.
         clutter: Bodies of the clutter, in the order of their poses.
         shown: The appearance that the model shows; None: its own.
         roots: Body that each geom hangs on and that stands in the world itself.
@@ -74,12 +72,11 @@ class ModelAppearance:
     def __init__(self, model: mujoco.MjModel, task_model: TaskModel) -> None:
         """Remember a model as it is; any task of the scene will do."""
         self._views = {name: getattr(model, name) for name in _FIELDS}
-        self._headlight = {name: getattr(model.vis.headlight, name) for name in _HEADLIGHT}
+        self._views |= {name: getattr(model.vis.headlight, name) for name in _HEADLIGHT}
         self._model = model
         bodies = task_model.clutter.values()
         self.clutter = np.array([model.body(name).id for name in bodies], np.int64)
         self.fields = {name: view.copy() for name, view in self._views.items()}
-        self.headlight = {name: view.copy() for name, view in self._headlight.items()}
         self.body_pos = model.body_pos[self.clutter].copy()
         self.body_quat = model.body_quat[self.clutter].copy()
         self.shown: Appearance | None = None
@@ -98,8 +95,6 @@ class ModelAppearance:
         source = self if appearance is None else appearance
         for name, view in self._views.items():
             view[:] = source.fields[name]
-        for name, view in self._headlight.items():
-            view[:] = source.headlight[name]
         if len(self.clutter):
             self._model.body_pos[self.clutter] = source.body_pos
             self._model.body_quat[self.clutter] = source.body_quat
@@ -139,10 +134,8 @@ def make_appearance(
 
 def _light(appearance: Appearance, vector: np.ndarray) -> None:
     colour = part(vector, "light_intensity") * part(vector, "light_color")
-    for name in ("light_diffuse", "light_ambient", "light_specular"):
+    for name in ("light_diffuse", "light_ambient", "light_specular", *_HEADLIGHT):
         appearance.fields[name] *= colour.astype(appearance.fields[name].dtype)
-    for array in appearance.headlight.values():
-        array *= colour.astype(array.dtype)
     angle = float(np.radians(part(vector, "light_turn")))
     turn = np.array([[np.cos(angle), -np.sin(angle)], [np.sin(angle), np.cos(angle)]])
     for name in ("light_pos", "light_dir"):
@@ -207,7 +200,7 @@ def _clutter(
         kind = int(row[CLUTTER_KIND])
         if kind < 0:
             continue
-        name = CLUTTER_KINDS[kind] if kind < len(CLUTTER_KINDS) else f"number {kind}"
+        name = CLUTTER_KINDS[kind]
         if name not in sizes:
             raise ConfigError(
                 f"The variation has {name} as clutter, the scene {task_model.scene_key!r} has "

@@ -160,11 +160,6 @@ class DomainVariation:
         for name, shape in PARTS.items():
             values = part(vector, name)
             found[name] = values.copy() if shape else float(values)
-        if found["distractors"][:, CLUTTER_KIND].max() >= len(CLUTTER_KINDS):
-            raise ConfigError(
-                f"Expected kinds of clutter below {len(CLUTTER_KINDS)}, got "
-                f"{found['distractors'][:, CLUTTER_KIND]}: is this another version's vector?"
-            )
         found["distractors"] = [
             (CLUTTER_KINDS[int(row[CLUTTER_KIND])], *(float(v) for v in row[1:]))
             for row in found["distractors"]

@@ -79,7 +79,7 @@ def check_vector(vector: np.ndarray) -> np.ndarray:
     """Return a vector as float64.
 
     Raises:
-        ConfigError: If it has another shape, or a value that is not finite.
+        ConfigError: If it has another shape, a value that is not finite, or clutter of no kind.
     """
     array = np.asarray(vector)
     if array.shape != (VARIATION_WIDTH,) or array.dtype.kind not in "fiu":
@@ -89,4 +89,10 @@ def check_vector(vector: np.ndarray) -> np.ndarray:
         )
     if not np.isfinite(array).all():
         raise ConfigError("A variation holds numbers that are not finite.")
+    kinds = part(array, "distractors")[:, CLUTTER_KIND]
+    if kinds.max() >= len(CLUTTER_KINDS):
+        raise ConfigError(
+            f"Expected kinds of clutter below {len(CLUTTER_KINDS)}, got {kinds}: is this another "
+            "version's vector?"
+        )
     return array.astype(np.float64)
