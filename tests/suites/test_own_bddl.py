@@ -272,6 +272,7 @@ def test_the_cache_key_is_of_the_content(tmp_path: Path, file: Path) -> None:
         (edited("(:language", "(:words"), "no .:language"),
         (edited("main_table - table ", ""), "lacks main_table - table"),
         (edited("((0.04 -0.02 0.08 0.02))", "((0.04 -0.02 0.08))"), "rows of 4 numbers"),
+        (edited("((0.04 -0.02 0.08 0.02))", "(1234)"), "rows of 4 numbers, got 1234"),
         (edited("((0.04 -0.02 0.08 0.02))", "((0.08 -0.02 0.04 0.02))"), "ascending"),
         (edited("((0.04 -0.02 0.08 0.02))", "0.04 -0.02 0.08 0.02"), "one value, or one list"),
         (

@@ -106,7 +106,7 @@ def _region(name: str, fields: dict[str, Any], workspace: str) -> tuple[str, str
     rows += [("rgba", fields[":rgba"], 4)] if ":rgba" in fields else []
     for field, row, count in rows:
         # LIBERO's reader would evaluate yaw_rotation as Python.
-        if len(row) != count or not all(map(_is_number, row)):
+        if isinstance(row, str) or len(row) != count or not all(map(_is_number, row)):
             raise ValueError(
                 f"(:{field} ...) of region {name}: expected rows of {count} numbers, got {row}."
             )
