@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-import contextlib
 import importlib.util
 import os
 from dataclasses import dataclass
@@ -11,7 +10,7 @@ from functools import cache
 from importlib import metadata
 from pathlib import Path
 
-from vla_gym.assets.cache import cache_dir, make_shared
+from vla_gym.assets.cache import cache_dir
 from vla_gym.assets.manifest import (
     best_root,
     damaged_files,
@@ -75,10 +74,7 @@ def resolve_asset_pack(assets: str | Path | None = None) -> AssetPack:
     if assets == "lite":
         from vla_gym.assets.lite.generate import ensure_lite_pack
 
-        folder = cache_dir() / "assets"
-        with contextlib.suppress(OSError):  # what is wrong with it is said below
-            make_shared(folder)
-        root, digest = ensure_lite_pack(folder)
+        root, digest = ensure_lite_pack(cache_dir() / "assets")
         return AssetPack("lite", root, digest)
     if assets == "libero":
         return _libero_pack()

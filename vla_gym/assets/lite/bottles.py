@@ -6,7 +6,8 @@ import math
 import xml.etree.ElementTree as ET
 
 from vla_gym.assets.lite import palette
-from vla_gym.assets.lite.mjcf import Extent, block, box, cylinder, ellipsoid, new_object, turn
+from vla_gym.assets.lite.mjcf import Extent, block, cylinder, ellipsoid, new_object
+from vla_gym.assets.lite.standing import octagon
 
 
 def wine_bottle() -> ET.Element:
@@ -15,12 +16,8 @@ def wine_bottle() -> ET.Element:
     body.inertial(0.01539, (2.29e-5, 2.29e-5, 2.54e-6), (0, 0, 0.0561))
     low, shoulder, neck, top = 0.0011, 0.0734, 0.092, 0.158
     wide, thin = 0.0195, 0.0078
-    # Two square columns, one turned by 45 degrees, are an octagon that stands on eight corners.
-    for angle in (0.0, math.pi / 4):
-        half = wide * math.cos(math.pi / 8)
-        size = (half, half * math.tan(math.pi / 8), (shoulder - low) / 2)
-        for quarter in (0.0, math.pi / 2):
-            body.solid(box(size, (0, 0, (low + shoulder) / 2), turn("z", angle + quarter)), None)
+    column = octagon(wide * math.cos(math.pi / 8), low, shoulder)
+    body.solids([column[i] for i in (0, 2, 1, 3)], None)  # contacts depend on the order
     body.solid(block((-0.0125, -0.0125, shoulder - 0.01), (0.0125, 0.0125, 0.086)), None)
     body.solid(block((-0.0072, -0.0072, shoulder), (0.0072, 0.0072, top)), None)
     body.visual(cylinder(wide, low, shoulder), palette.GLASS)

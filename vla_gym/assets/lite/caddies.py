@@ -50,9 +50,9 @@ def _walls(body: Body) -> None:
 
 def _sloping_wall(near: float, far: float) -> list[Shape]:
     """Return a wall between two y whose upper edge rises from 8 to 15 cm."""
-    bar = box((0.0706, (far - near) / 2, 0.0209), (0, (near + far) / 2, 0.0945))
+    half, centre = (0.0706, (far - near) / 2, 0.0209), (0, (near + far) / 2, 0.0945)
     return [
         block((-0.0706, near, 0.0138), (0.0706, far, 0.0785)),
-        Shape(bar.kind, bar.size, bar.pos, turn("y", -SLOPE)),
+        box(half, centre, turn("y", -SLOPE)),
         block((0.0120, near, 0.0785), (0.0665, far, 0.1180)),
     ]

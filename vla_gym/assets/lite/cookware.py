@@ -6,7 +6,7 @@ import math
 import xml.etree.ElementTree as ET
 
 from vla_gym.assets.lite import object_palette as palette
-from vla_gym.assets.lite.mjcf import Extent, Shape, box, cylinder, ellipsoid, new_object, turn
+from vla_gym.assets.lite.mjcf import Extent, box, cylinder, ellipsoid, new_object, turn
 from vla_gym.assets.lite.rings import Tier, ring
 from vla_gym.assets.lite.standing import octagon
 
@@ -43,12 +43,6 @@ def moka_pot() -> ET.Element:
     body.solid(box((0.0075, 0.0230, 0.0070), (0, 0.0550, 0.0590)), palette.POT_HANDLE)
     grip = box((0.0066, 0.0071, 0.0330), (0, 0.0720, 0.0310), turn("x", -0.4688))
     body.solid(grip, palette.POT_HANDLE)
-    body.solid(_corner(), palette.POT_HANDLE)
+    upper = turn("x", -math.atan2(0.6533, 0.7571))
+    body.solid(box((0.0066, 0.0141, 0.0070), (0, 0.0755, 0.0539), upper), palette.POT_HANDLE)
     return root
-
-
-def _corner() -> Shape:
-    """Return the upper outer corner of the pot's handle."""
-    return box(
-        (0.0066, 0.0141, 0.0070), (0, 0.0755, 0.0539), turn("x", -math.atan2(0.6533, 0.7571))
-    )

@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import shutil
 import tempfile
 import xml.etree.ElementTree as ET
 from collections.abc import Callable
@@ -14,6 +13,7 @@ from typing import Literal
 
 from msgspec import Struct
 
+from vla_gym.assets.cache import make_shared
 from vla_gym.assets.lite import (
     books,
     bottles,
@@ -106,7 +106,7 @@ GENERATORS: dict[str, Callable[[], ET.Element]] = {
 
 
 def pack_files() -> dict[str, bytes]:
-    """Return every file of the pack, by path relative to its root; the same on every machine."""
+    """Return every file of the pack, by path relative to its root."""
     files = {path: to_text(make()).encode() for path, make in GENERATORS.items()}
     return files | scenes.textures()
 
@@ -139,13 +139,12 @@ def ensure_lite_pack(parent: Path) -> tuple[Path, str]:
     if _intact(root, digest):
         return root, digest
     try:
-        parent.mkdir(parents=True, exist_ok=True)
-        scratch = Path(tempfile.mkdtemp(prefix=".lite-", dir=parent))
-        try:
-            write_pack(scratch / "pack", digest)
-            _replace(scratch, root, digest)
-        finally:
-            shutil.rmtree(scratch, ignore_errors=True)
+        make_shared(parent)
+        with tempfile.TemporaryDirectory(
+            prefix=".lite-", dir=parent, ignore_cleanup_errors=True
+        ) as scratch:
+            write_pack(Path(scratch, "pack"), digest)
+            _replace(Path(scratch), root, digest)
     except OSError as error:
         raise AssetError(
             f"The lite asset pack cannot be written to {root}: {error}. Make that folder "

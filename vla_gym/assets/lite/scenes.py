@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import io
 import math
-import struct
 import xml.etree.ElementTree as ET
-import zlib
+
+from PIL import Image
 
 from vla_gym.assets.lite import palette
 from vla_gym.assets.lite.mjcf import MATERIAL, Vector, text
@@ -119,16 +120,6 @@ def add_lights_and_cameras(world: ET.Element) -> None:
 
 def _flat_png(rgba: Vector) -> bytes:
     """Return a one-colour RGB image as the bytes of a PNG file."""
-    size, pixel = 4, bytes(round(255 * value) for value in rgba[:3])
-    rows = (b"\0" + pixel * size) * size
-
-    def chunk(kind: bytes, data: bytes) -> bytes:
-        checksum = zlib.crc32(kind + data)
-        return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", checksum)
-
-    header = struct.pack(">IIBBBBB", size, size, 8, 2, 0, 0, 0)
-    # Level 0 stores the pixels as they are: compressed bytes may differ between zlib versions.
-    data = zlib.compress(rows, 0)
-    return (
-        b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + chunk(b"IDAT", data) + chunk(b"IEND", b"")
-    )
+    file, colour = io.BytesIO(), tuple(round(255 * value) for value in rgba[:3])
+    Image.new("RGB", (4, 4), colour).save(file, "PNG")
+    return file.getvalue()
