@@ -23,17 +23,7 @@ from vla_gym.sim.model_io import load_shared
 from vla_gym.suites import get_task
 from vla_gym.suites.libero import load_task_model
 
-# What the libero_goal scene loads.
-OBJECT_FILES = (
-    "stable_scanned_objects/akita_black_bowl/akita_black_bowl.xml",
-    "stable_scanned_objects/plate/plate.xml",
-    "stable_hope_objects/cream_cheese/cream_cheese.xml",
-    "turbosquid_objects/wine_bottle/wine_bottle.xml",
-    "turbosquid_objects/wine_rack/wine_rack.xml",
-    "articulated_objects/wooden_cabinet.xml",
-    "articulated_objects/flat_stove.xml",
-)
-REQUIRED_FILES = ("scenes/libero_tabletop_base_style.xml", *OBJECT_FILES)
+BOWL = "stable_scanned_objects/akita_black_bowl/akita_black_bowl.xml"
 MOVABLES = ("akita_black_bowl_1", "cream_cheese_1", "wine_bottle_1", "plate_1")
 # Heights at which LIBERO's own objects rest on the table of height 0.9.
 REST_HEIGHTS = dict(zip(MOVABLES, (0.8984, 0.9089, 0.8989, 0.9025), strict=True))
@@ -83,21 +73,21 @@ def test_lite_pack_is_complete_and_reused(own_cache):
     assert pack.name == "lite" and pack.root.is_relative_to(own_cache)
     assert cache_dir() == own_cache
     textures = [f"textures/{n}" for n in scenes.FLOOR_TEXTURES + scenes.WALL_TEXTURES]
-    for relative in [*REQUIRED_FILES, *textures]:
+    for relative in [*generate.GENERATORS, *textures]:
         assert (pack.root / relative).is_file(), relative
-    written = (pack.root / REQUIRED_FILES[0]).stat().st_mtime_ns
+    written = (pack.root / BOWL).stat().st_mtime_ns
     assert resolve_asset_pack("lite") == pack
-    assert (pack.root / REQUIRED_FILES[0]).stat().st_mtime_ns == written
+    assert (pack.root / BOWL).stat().st_mtime_ns == written
     # By path it is still known as what it is.
     assert resolve_asset_pack(pack.root) == pack
-    (pack.root / OBJECT_FILES[0]).write_text("<mujoco/>")
+    (pack.root / BOWL).write_text("<mujoco/>")
     with pytest.raises(AssetError, match="generated lite pack, but stable_scanned_objects"):
         resolve_asset_pack(pack.root)
 
 
 def test_damaged_lite_pack_is_written_again(own_cache):
     pack = resolve_asset_pack()
-    bowl, manifest = pack.root / OBJECT_FILES[0], pack.root / generate.MANIFEST
+    bowl, manifest = pack.root / BOWL, pack.root / generate.MANIFEST
     for damage in (
         lambda: bowl.write_text("<mujoco/>"),
         bowl.unlink,
