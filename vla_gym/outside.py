@@ -12,6 +12,7 @@ import io
 import os
 import re
 import stat
+from functools import lru_cache
 from pathlib import Path
 from types import UnionType
 from typing import IO, Annotated, Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
@@ -169,7 +170,13 @@ def read_bytes(path: Any, error: _Error = ConfigError, advice: str = "") -> byte
 
 
 def file_sha256(path: Path) -> str:
-    """Return the SHA-256 of a file as hexadecimal text."""
+    """Return the SHA-256 of a file as hexadecimal text; once a process, unless it has changed."""
+    state = path.stat()
+    return _sha256(path, state.st_ino, state.st_size, state.st_mtime_ns, state.st_ctime_ns)
+
+
+@lru_cache(maxsize=512)
+def _sha256(path: Path, *_: int) -> str:
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 

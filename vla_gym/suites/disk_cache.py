@@ -23,18 +23,17 @@ import sys
 import tempfile
 import time
 from dataclasses import dataclass
-from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 from msgspec import Struct
 
-from vla_gym import outside
 from vla_gym.assets.cache import make_shared
+from vla_gym.assets.manifest import damaged_files
 from vla_gym.assets.pack import AssetPack
 from vla_gym.errors import CompileError
 from vla_gym.files import only_process
-from vla_gym.outside import Object, read_json
+from vla_gym.outside import Object, file_sha256, read_json
 
 logger = logging.getLogger(__name__)
 
@@ -130,17 +129,14 @@ def verify(folder: Path, key: str) -> bool:
     """Return whether a scene folder is complete, belongs to ``key`` and is undamaged."""
     try:
         if not (folder / MANIFEST).is_file():
-            raise FileNotFoundError
+            if folder.exists():
+                logger.warning("Cached scene %s is incomplete and will be rebuilt.", folder)
+            return False
         manifest = read_json(folder / MANIFEST, _Manifest)
         if _key(manifest.identity) != key or not manifest.sha256.keys() >= set(FILES):
             raise ValueError("it belongs to another scene, pack or version")
-        for name, digest in manifest.sha256.items():
-            if file_sha256(folder / name) != digest:
-                raise ValueError(f"{name} does not match its checksum")
-    except FileNotFoundError:
-        if folder.exists():
-            logger.warning("Cached scene %s is incomplete and will be rebuilt.", folder)
-        return False
+        if damaged := damaged_files(folder, manifest.sha256):
+            raise ValueError(f"{damaged[0]} is not as it was written")
     except (OSError, ValueError, KeyError, TypeError) as error:
         logger.warning("Cached scene %s will be rebuilt: %s.", folder, error)
         return False
@@ -161,21 +157,6 @@ def _remove_unused(scenes: Path) -> None:
             if (manifest if manifest.exists() else folder).stat().st_mtime < oldest:
                 logger.info("Removing the unused compiled scene %s.", folder)
                 shutil.rmtree(folder)
-
-
-def file_sha256(path: Path) -> str:
-    """Return the SHA-256 of a file as hexadecimal text."""
-    state = path.stat()
-    return _sha256(path, state.st_ino, state.st_size, state.st_mtime_ns, state.st_ctime_ns)
-
-
-@lru_cache(maxsize=512)
-def _sha256(path: Path, *_: int) -> str:
-    """Hash a file that has not changed since it was hashed only once a process.
-
-    All tasks of a scene share its files, the largest of which takes 0.1 s.
-    """
-    return outside.file_sha256(path)
 
 
 def _key(identity: dict[str, Any]) -> str:
