@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import tempfile
 import xml.etree.ElementTree as ET
 from collections.abc import Callable
@@ -37,12 +36,13 @@ from vla_gym.assets.lite import (
 from vla_gym.assets.lite.mjcf import to_text
 from vla_gym.assets.manifest import damaged_files
 from vla_gym.errors import AssetError, ConfigError
+from vla_gym.files import only_process
 from vla_gym.outside import Text, read_json
 
 MANIFEST = "lite_pack.json"
 
 # Each writes the file of its name: in a folder of that name, of the collections named here.
-_OBJECTS = {
+_OBJECTS: dict[str, tuple[Callable[[], ET.Element], ...]] = {
     "stable_hope_objects": (
         cans.alphabet_soup,
         sauces.bbq_sauce,
@@ -122,8 +122,8 @@ def source_digest() -> str:
 def ensure_lite_pack(parent: Path) -> tuple[Path, str]:
     """Return the generated pack, writing it first if it is not there or damaged.
 
-    The pack is written into a temporary folder and renamed, so several processes may do this at
-    once and none ever sees half a pack.
+    The pack is written into a temporary folder and renamed, under a lock: several processes may do
+    this at once, and none ever sees half a pack.
 
     Args:
         parent: Folder for the packs; created if needed.
@@ -138,13 +138,17 @@ def ensure_lite_pack(parent: Path) -> tuple[Path, str]:
     root = parent / f"lite-{digest[:16]}"
     if _intact(root, digest):
         return root, digest
+    lock = parent / f"{root.name}.lock"
+    busy = f"another process has held {lock} for more than a minute"
     try:
         make_shared(parent)
-        with tempfile.TemporaryDirectory(
-            prefix=".lite-", dir=parent, ignore_cleanup_errors=True
-        ) as scratch:
-            write_pack(Path(scratch, "pack"), digest)
-            _replace(Path(scratch), root, digest)
+        with only_process(lock, busy, 60.0, TimeoutError):
+            if not _intact(root, digest):  # nobody else has been at it
+                with tempfile.TemporaryDirectory(prefix=".lite-", dir=parent) as scratch:
+                    write_pack(Path(scratch, "pack"), digest)
+                    if root.exists():
+                        root.rename(Path(scratch, "damaged"))
+                    Path(scratch, "pack").rename(root)
     except OSError as error:
         raise AssetError(
             f"The lite asset pack cannot be written to {root}: {error}. Make that folder "
@@ -190,18 +194,3 @@ def _intact(root: Path, digest: str) -> bool:
         and bool(manifest.files)
         and not damaged_files(root, manifest.files)
     )
-
-
-def _replace(scratch: Path, root: Path, digest: str) -> None:
-    """Move the new pack to its place; a damaged one is moved out of the way first."""
-    for _ in range(3):
-        try:
-            os.rename(scratch / "pack", root)
-            return
-        except OSError:
-            # Another process was faster, or what lies there is damaged.
-            if _intact(root, digest):
-                return
-            if root.exists():
-                os.rename(root, Path(tempfile.mkdtemp(dir=scratch)) / "damaged")
-    raise OSError(f"{root} is in use")
