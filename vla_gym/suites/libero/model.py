@@ -88,16 +88,7 @@ class TaskModel(CompiledTask):
         seed = [zlib.crc32(self.task.suite.encode()), self.task.task_id, int(init_state_id)]
         fixtures = [p for p in self.placements if p.is_fixture]
         poses = sample_poses(fixtures, np.random.default_rng(seed), self.reset_qpos)
-        pos, quat = self._fixture_arrays(poses)
-        return Layout(
-            qpos=state[1 : 1 + self.nq].copy(),
-            qvel=state[1 + self.nq :].copy(),
-            time=float(state[0]),
-            fixture_pos=pos,
-            fixture_quat=quat,
-            nullspace_qpos=self.robot.init_qpos.copy(),
-            init_state_id=int(init_state_id),
-        )
+        return self._layout(state, poses, int(init_state_id))
 
     def sample_layout(self, rng: np.random.Generator) -> Layout:
         """Draw a fresh layout by LIBERO's rules.
@@ -118,20 +109,19 @@ class TaskModel(CompiledTask):
         for name, address in self.free_qpos.items():
             if name in poses:
                 qpos[address : address + 3], qpos[address + 3 : address + 7] = poses[name]
-        pos, quat = self._fixture_arrays(poses)
-        return Layout(
-            qpos=qpos,
-            qvel=np.zeros(self.nv),
-            time=0.0,
-            fixture_pos=pos,
-            fixture_quat=quat,
-            nullspace_qpos=self.robot.init_qpos.copy(),
-        )
+        return self._layout(np.concatenate([[0.0], qpos, np.zeros(self.nv)]), poses, -1)
 
-    def _fixture_arrays(self, poses: Mapping[str, Pose]) -> Pose:
-        pos = np.array([poses[name][0] for name in self.fixtures]).reshape(-1, 3)
-        quat = np.array([poses[name][1] for name in self.fixtures]).reshape(-1, 4)
-        return pos, quat
+    def _layout(self, state: np.ndarray, poses: Mapping[str, Pose], init_state_id: int) -> Layout:
+        """Return the layout of a state, see ``init_states``, and of fixtures' poses."""
+        return Layout(
+            qpos=state[1 : 1 + self.nq].copy(),
+            qvel=state[1 + self.nq :].copy(),
+            time=float(state[0]),
+            fixture_pos=np.array([poses[name][0] for name in self.fixtures]).reshape(-1, 3),
+            fixture_quat=np.array([poses[name][1] for name in self.fixtures]).reshape(-1, 4),
+            nullspace_qpos=self.robot.init_qpos.copy(),
+            init_state_id=init_state_id,
+        )
 
 
 def load_task_model(
