@@ -1,8 +1,8 @@
 """Upstream LIBERO in a child process, driven state for state by parity tests.
 
 Importing libero prints, asks questions and imports gym, so it lives in a process of its own whose
-output is captured in a file. ``python tests/upstream.py FD_IN FD_OUT`` is that process; tests use
-:class:`Upstream`::
+output is captured in a file. ``python tests/helpers/upstream.py FD ASSETS`` is that process; tests
+use :class:`Upstream`::
 
     with Upstream(assets_root) as upstream:
         upstream.build("goal", 8)
@@ -17,6 +17,7 @@ import subprocess
 import sys
 import tempfile
 import traceback
+from multiprocessing import Pipe
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
@@ -38,28 +39,23 @@ class Upstream:
     def __init__(self, assets_root: Path) -> None:
         self._folder = tempfile.TemporaryDirectory(prefix="vla-gym-upstream-")
         self._log = Path(self._folder.name) / "output.txt"
-        child_in, self_out = os.pipe()
-        self_in, child_out = os.pipe()
+        self._connection, other = Pipe()
         workdir = Path(self._folder.name) / "work"
         workdir.mkdir()
         environment = {**os.environ, "MUJOCO_GL": "egl", "PYOPENGL_PLATFORM": "egl"}
         environment["PYTHONPATH"] = os.pathsep.join(
             [str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
         )
-        with self._log.open("wb") as log:
+        with other, self._log.open("wb") as log:
             self._process = subprocess.Popen(
-                [sys.executable, __file__, str(child_in), str(child_out), str(assets_root)],
+                [sys.executable, __file__, str(other.fileno()), str(assets_root)],
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,
-                pass_fds=(child_in, child_out),
+                pass_fds=(other.fileno(),),
                 cwd=workdir,
                 env=environment,
             )
-        os.close(child_in)
-        os.close(child_out)
-        self._to_child = Connection(self_out, readable=False)
-        self._from_child = Connection(self_in, writable=False)
 
     def __enter__(self) -> Upstream:
         return self
@@ -75,11 +71,11 @@ class Upstream:
     def call(self, name: str, *args: Any, **kwargs: Any) -> Any:
         """Run one method in the child and return its result."""
         try:
-            self._to_child.send((name, args, kwargs))
-            if not self._from_child.poll(DEADLINE_S):
+            self._connection.send((name, args, kwargs))
+            if not self._connection.poll(DEADLINE_S):
                 raise UpstreamError(f"{name}: no answer in {DEADLINE_S} s.\n{self._tail()}")
-            ok, result = self._from_child.recv()
-        except (EOFError, BrokenPipeError) as error:
+            ok, result = self._connection.recv()
+        except (EOFError, ConnectionError) as error:
             raise UpstreamError(f"{name}: upstream's process died.\n{self._tail()}") from error
         if not ok:
             raise UpstreamError(f"{name} failed in upstream's process:\n{result}")
@@ -90,13 +86,12 @@ class Upstream:
 
     def close(self) -> None:
         """End the child: it leaves at the end of its input."""
-        self._to_child.close()
+        self._connection.close()
         try:
             self._process.wait(10)
         except subprocess.TimeoutExpired:
             self._process.kill()
             self._process.wait()
-        self._from_child.close()
         self._folder.cleanup()
 
 
@@ -291,21 +286,20 @@ def random_actions(count: int, seed: int = 0) -> np.ndarray:
     return np.clip(drift + rng.normal(0, 0.3, (count, 7)), -1, 1)
 
 
-def _main(fd_in: int, fd_out: int, assets_root: str) -> None:
-    commands = Connection(fd_in, writable=False)
-    answers = Connection(fd_out, readable=False)
+def _main(fd: int, assets_root: str) -> None:
+    connection = Connection(fd)
     child: _Child | None = None
     while True:
         try:
-            name, args, kwargs = commands.recv()
+            name, args, kwargs = connection.recv()
         except EOFError:
             return
         try:
             child = child or _Child(Path(assets_root))
-            answers.send((True, getattr(child, name)(*args, **kwargs)))
+            connection.send((True, getattr(child, name)(*args, **kwargs)))
         except Exception:
-            answers.send((False, traceback.format_exc()))
+            connection.send((False, traceback.format_exc()))
 
 
 if __name__ == "__main__":
-    _main(int(sys.argv[1]), int(sys.argv[2]), sys.argv[3])
+    _main(int(sys.argv[1]), sys.argv[2])
