@@ -8,7 +8,7 @@ from typing import Literal
 import mujoco
 import numpy as np
 
-from vla_gym.errors import ConfigError
+from vla_gym.outside import check_words
 from vla_gym.sim.controller_data import StepTrace
 from vla_gym.sim.model_io import SharedModel
 from vla_gym.suites.libero.goals import COMPARISONS, goal_progress
@@ -40,10 +40,7 @@ class SimAccess:
         Raises:
             ConfigError: Unknown ``observation_timing``.
         """
-        if observation_timing not in ("libero", "end"):
-            raise ConfigError(
-                f"observation_timing must be 'libero' or 'end', got {observation_timing!r:.80}."
-            )
+        check_words(observation_timing, ObservationTiming, "observation_timing")
         self.task_model, self.observation_timing = task_model, observation_timing
         self._shared, model = shared, shared.model
         self._model, self._data = model, mujoco.MjData(model)

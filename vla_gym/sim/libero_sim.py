@@ -10,6 +10,7 @@ import numpy as np
 
 from vla_gym.actions import as_action
 from vla_gym.errors import ConfigError
+from vla_gym.outside import check_words
 from vla_gym.sim.access import ObservationTiming, SimAccess
 from vla_gym.sim.controller_data import ControllerState, StepTrace
 from vla_gym.sim.goal_tests import compile_tests
@@ -63,8 +64,7 @@ class LiberoSim(SimAccess):
         Raises:
             ConfigError: Unknown ``physics`` or ``observation_timing``.
         """
-        if physics not in ("fast", "exact"):
-            raise ConfigError(f"physics must be 'fast' or 'exact', got {physics!r:.80}.")
+        check_words(physics, Physics, "physics")
         self.physics: Physics = physics
         super().__init__(task_model, load_shared(task_model), observation_timing)
         self._settling = (settle_steps, settle_gripper)
@@ -81,11 +81,7 @@ class LiberoSim(SimAccess):
         Raises:
             ConfigError: If the task belongs to another scene.
         """
-        if task_model.scene_key != self.task_model.scene_key:
-            raise ConfigError(
-                f"set_task needs a task of scene {self.task_model.scene_key!r}, got one of "
-                f"{task_model.scene_key!r}. Make a new LiberoSim for another scene."
-            )
+        self._check_scene("task", task_model.scene_key)
         self.task_model = task_model
         self._tests = compile_tests(task_model.goal)
 
@@ -279,13 +275,16 @@ class LiberoSim(SimAccess):
         Raises:
             ConfigError: If the snapshot belongs to another scene.
         """
-        if snapshot.scene_key != self.task_model.scene_key:
-            raise ConfigError(
-                f"The snapshot belongs to scene {snapshot.scene_key!r}, this simulation to "
-                f"{self.task_model.scene_key!r}."
-            )
+        self._check_scene("snapshot", snapshot.scene_key)
         self.set_variation(snapshot.variation)
         self._restore(snapshot)
+
+    def _check_scene(self, what: str, key: str) -> None:
+        if key != self.task_model.scene_key:
+            raise ConfigError(
+                f"The {what} belongs to scene {key!r}, this simulation to "
+                f"{self.task_model.scene_key!r}: make a new LiberoSim for another scene."
+            )
 
     def _restore(self, snapshot: Snapshot) -> None:
         """Continue from a snapshot of this scene, with the present appearance."""
