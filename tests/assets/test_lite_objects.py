@@ -71,14 +71,13 @@ def lite_root(name: str) -> ET.Element:
     return ET.fromstring(to_text(GENERATORS[PATHS[name]]()))
 
 
-def on_table(root: ET.Element, name: str, folder: Path | None = None) -> mujoco.MjModel:
+def on_table(root: ET.Element, folder: Path | None = None) -> mujoco.MjModel:
     """Return a model of one object, free, upright as LIBERO places it, above a plane at z = 0.
 
     The physics options are robosuite's.
 
     Args:
         root: The object's file.
-        name: Its category.
         folder: Where its meshes are.
     """
     world = root.find("worldbody")
@@ -102,7 +101,7 @@ def on_table(root: ET.Element, name: str, folder: Path | None = None) -> mujoco.
 def real_on_table(name: str, assets: Path) -> mujoco.MjModel:
     """Return the same with LIBERO's own file."""
     path = assets / PATHS[name]
-    return on_table(ET.parse(path).getroot(), name, path.parent)
+    return on_table(ET.parse(path).getroot(), path.parent)
 
 
 def dropped(model: mujoco.MjModel, name: str, height: float, seconds: float) -> mujoco.MjData:
@@ -157,7 +156,7 @@ def test_upstreams_classes_see_the_same_as_in_the_real_files(libero_assets_dir):
 @pytest.mark.libero_assets
 @pytest.mark.parametrize("name", NEW)
 def test_body_and_rest_are_those_of_the_real_object(name, libero_assets_dir):
-    lite, real = on_table(lite_root(name), name), real_on_table(name, libero_assets_dir)
+    lite, real = on_table(lite_root(name)), real_on_table(name, libero_assets_dir)
     check_body(lite, real)
     check_rest(lite, real, name)
 
@@ -252,12 +251,12 @@ def add_gripper(root: ET.Element, x: float, y: float, z: float, yaw: float) -> N
 @pytest.mark.parametrize("name", NEW)
 def test_gripper_lifts_it(name):
     """Closed around it or on its rim or handle, the finger tips carry an object up by 10 cm."""
-    low = solid_bounds(on_table(lite_root(name), name))[0]
+    low = solid_bounds(on_table(lite_root(name)))[0]
     rest = -low[1 if name in Y_UP else 2]
     half = np.pi / 4 if name in Y_UP else 0.0
     root = lite_root(name)
     add_gripper(root, *GRASPS[name])
-    model = on_table(root, name)
+    model = on_table(root)
     data = mujoco.MjData(model)
     free = model.jnt_qposadr[np.flatnonzero(model.jnt_type == mujoco.mjtJoint.mjJNT_FREE)[0]]
     data.qpos[free : free + 7] = (0, 0, rest, np.cos(half), np.sin(half), 0, 0)
@@ -286,7 +285,7 @@ def test_containers_and_rims_are_hollow(name):
     """Straight down inside the rim there is a free depth, and a closed bottom below it."""
     root = lite_root(name)
     point, depth = HOLLOW[name]
-    model = on_table(root, name)
+    model = on_table(root)
     data = mujoco.MjData(model)
     mujoco.mj_forward(model, data)
     hit = np.zeros(1, np.int32)
