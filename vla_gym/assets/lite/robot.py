@@ -74,15 +74,9 @@ def simplify_robot(xml: str) -> str:
         gone; asset paths are left as they were. Round geoms are drawn with fewer faces.
 
     Raises:
-        CompileError: If the text is not MJCF or a body of the Panda is missing.
+        CompileError: If a body of the Panda is missing.
     """
-    try:
-        root = ET.fromstring(xml)
-    except ET.ParseError as error:
-        raise CompileError(
-            f"Expected robosuite's complete MJCF text, got something that is not XML: {error}. "
-            "Pass the string that the environment's model.get_xml() returns."
-        ) from error
+    root = ET.fromstring(xml)
     bodies = {name: body for body in root.iter("body") if (name := body.get("name"))}
     parts = _PARTS
     if not any(name.startswith("mount0_pedestal") for name in bodies):
