@@ -100,7 +100,6 @@ class Sequences:
         try:
             with np.load(path, allow_pickle=False) as file:
                 arrays = {name: file[name] for name in _COLUMNS}
-                arrays["objects"] = arrays["objects"][..., :3]  # older files have a fourth column
                 return cls(**arrays, tasks=[str(name) for name in file["tasks"]])
         except Exception as error:  # OS, zip, key and value errors alike
             raise WeightsError(
