@@ -14,7 +14,7 @@ from vla_gym_trainers.on_policy.config import PPOConfig
 from vla_gym_trainers.on_policy.policy_settings import PolicyKind, PolicySettings
 from vla_gym_trainers.runs.run_dir import RunDir
 from vla_gym_trainers.runs.settings import read_settings
-from vla_gym_trainers.world_model.checkpoint import ADVERSARIAL, STUDENT, TEACHER, newest_of
+from vla_gym_trainers.world_model.checkpoint import ADVERSARIAL, STUDENT, TEACHER, check_run
 
 
 @dataclass
@@ -96,7 +96,7 @@ class ExplorerConfig(PPOConfig):
             )
         is_model = (Path(self.teacher) / "model.safetensors").is_file()
         if not is_model and not self.teacher.startswith("class:"):
-            newest_of(Path(self.teacher), (TEACHER, ADVERSARIAL), "--teacher")
+            check_run(Path(self.teacher), (TEACHER, ADVERSARIAL), "--teacher")
         return self
 
 
@@ -170,7 +170,7 @@ class AdversarialConfig(ExplorerConfig):
             # The run has them by now, and goes on when the explorer's is gone.
             theirs = read_settings(self.run_dir / "config.json", AdversarialConfig)
         else:
-            newest_of(self.explorer, (STUDENT,), "--explorer")
+            check_run(self.explorer, (STUDENT,), "--explorer")
             theirs = read_settings(self.explorer / "config.json", ExplorerConfig)
         names = [field.name for field in dataclasses.fields(PolicySettings)]
         kept = {name: getattr(theirs, name) for name in (*names, "vla", "chunk_len")}

@@ -156,7 +156,7 @@ class AdversarialLoop(ExplorerLoop):
         self._recorder = StepRecorder(model.chunk_len)
         self.train_envs.memory.recorder = self._recorder
         if run.checkpoint is not None:
-            self.updates.restore(run.checkpoint, config.phase)
+            self.updates.restore(run.checkpoint)
         else:
             assert config.explorer is not None
             parameters = load_parameters(newest_parameters(config.explorer))

@@ -11,9 +11,9 @@ from torch import nn
 from vla_gym_trainers.explorer.config import AdversarialConfig
 from vla_gym_trainers.rollout.episode_sets import join_episodes
 from vla_gym_trainers.runs.run_dir import Checkpoint, restoring
-from vla_gym_trainers.runs.torch_helpers import save_tensors
+from vla_gym_trainers.runs.torch_helpers import load_tensors, save_tensors
 from vla_gym_trainers.world_model.behaviours import step_terms
-from vla_gym_trainers.world_model.checkpoint import F1_FILE, read_tensors
+from vla_gym_trainers.world_model.checkpoint import F1_FILE
 from vla_gym_trainers.world_model.data import Sequences
 from vla_gym_trainers.world_model.evaluate import memory_states
 from vla_gym_trainers.world_model.losses import Window, window_loss
@@ -116,13 +116,13 @@ class WorldModelUpdates:
         if self.replay is not None:
             self.replay.save(folder / _REPLAY)
 
-    def restore(self, checkpoint: Checkpoint, phase: str) -> None:
-        """Go on from a checkpoint.
+    def restore(self, checkpoint: Checkpoint) -> None:
+        """Go on from a checkpoint of this phase.
 
         Raises:
-            WeightsError: If it is another phase's, or damaged.
+            WeightsError: If it is damaged.
         """
-        tensors = read_tensors(checkpoint, phase)
+        tensors = load_tensors(checkpoint.folder / F1_FILE)
         with restoring(checkpoint.folder):
             self.model.load_state_dict(tensors["model"])
             self._optimizer.load_state_dict(tensors["optimizer"])

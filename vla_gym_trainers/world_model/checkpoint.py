@@ -10,26 +10,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from vla_gym.errors import ConfigError, WeightsError
 from vla_gym_trainers.runs.run_dir import Checkpoint, RunDir
-from vla_gym_trainers.runs.torch_helpers import load_tensors
 
 #: F1's phases, and the commands that train them.
 TEACHER, STUDENT, ADVERSARIAL = "teacher", "student", "adversarial"
 PHASES = {TEACHER: "world-model", STUDENT: "explorer", ADVERSARIAL: "adversarial"}
 F1_FILE = "f1.pt"
-
-
-def read_tensors(checkpoint: Checkpoint, phase: str) -> dict[str, Any]:
-    """Read the ``f1.pt`` that a phase goes on from; nothing in the file is executed.
-
-    Raises:
-        WeightsError: If it is another phase's, or damaged.
-    """
-    check_phase(checkpoint, phase)
-    return load_tensors(checkpoint.folder / F1_FILE)
 
 
 def check_phase(checkpoint: Checkpoint, phase: str) -> None:
@@ -47,8 +35,8 @@ def check_phase(checkpoint: Checkpoint, phase: str) -> None:
         )
 
 
-def newest_of(run: Path, phases: Sequence[str], option: str) -> Checkpoint:
-    """Return the newest checkpoint of a run of one of these phases, which an option named.
+def check_run(run: Path, phases: Sequence[str], option: str) -> None:
+    """Check that an option named a run of one of these phases.
 
     Raises:
         ConfigError: If it is no run, or one of another phase.
@@ -60,4 +48,3 @@ def newest_of(run: Path, phases: Sequence[str], option: str) -> Checkpoint:
         command = PHASES.get(str(phase))
         what = f"one of '{command}'" if command else "none"
         raise ConfigError(f"{option} {run}: expected a run of {wanted}, this is {what}.")
-    return Checkpoint.read(found[-1])

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from vla_gym_trainers.runs.run_dir import Checkpoint, restoring
-from vla_gym_trainers.runs.torch_helpers import save_tensors, set_cosine_rate
-from vla_gym_trainers.world_model.checkpoint import F1_FILE, TEACHER, read_tensors
+from vla_gym_trainers.runs.torch_helpers import load_tensors, save_tensors, set_cosine_rate
+from vla_gym_trainers.world_model.checkpoint import F1_FILE, TEACHER
 from vla_gym_trainers.world_model.config import WorldModelConfig
 from vla_gym_trainers.world_model.data import Sequences
 from vla_gym_trainers.world_model.losses import Window, window_loss
@@ -42,7 +42,7 @@ class Teacher:
         """Begin with fresh weights, or where a checkpoint was written.
 
         Raises:
-            WeightsError: If the checkpoint is of another phase, or damaged.
+            WeightsError: If the checkpoint is damaged.
         """
         self.config, self.train, self.steps = config, train, 0
         torch.manual_seed(config.seed)
@@ -142,7 +142,7 @@ class Teacher:
         )
 
     def _restore(self, checkpoint: Checkpoint) -> None:
-        tensors = read_tensors(checkpoint, TEACHER)
+        tensors = load_tensors(checkpoint.folder / F1_FILE)
         self.steps = checkpoint.step
         with restoring(checkpoint.folder):
             self.model.load_state_dict(tensors["model"])
