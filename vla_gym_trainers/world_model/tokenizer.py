@@ -130,9 +130,7 @@ class FrameTokenizer(nn.Module):
         dead code becomes a vector of the batch, drawn at random by a generator on the CPU.
         """
         flat, chosen = vectors.permute(0, 2, 3, 1).flatten(0, 2), tokens.flatten()
-        count = flat.new_zeros(len(self.codebook)).index_add_(
-            0, chosen, torch.ones_like(flat[:, 0])
-        )
+        count = torch.bincount(chosen, minlength=len(self.codebook)).to(flat.dtype)
         total = torch.zeros_like(self.sums).index_add_(0, chosen, flat)
         self.counts.lerp_(count, 1.0 - EMA_DECAY)
         self.sums.lerp_(total, 1.0 - EMA_DECAY)
