@@ -74,12 +74,10 @@ class ExplorerLoop(Loop):
 
     def _film(self, path: Path) -> None:
         """Film an episode: the scene, what the wrist camera shows, what was predicted."""
-        data = self.play({"explorer": 1}, self.config.tasks()[:1])
-        data.tokens = tokenised(self.world_model, data)
-        write_pictures(path, self.world_model, data)
+        write_pictures(path, self.world_model, self.play({"explorer": 1}, self.config.tasks()[:1]))
 
     def play(self, counts: Mapping[str, int], task_ids: tuple[int, ...]) -> Sequences:
-        """Play held-out episodes, as many a task of each behaviour; the explorer draws."""
+        """Return held-out episodes with tokens, as many a task by behaviour; the explorer draws."""
         config, chunk_len = self.config, self.networks.chunk_len
         episodes = WorldModelConfig(  # what is filmed and compared is played on this machine
             suites=(config.suite,),
@@ -95,16 +93,17 @@ class ExplorerLoop(Loop):
         )
         player = PolicyPlayer(self.policy.act, self.policy, chunk_len, config.seed)
         vla = self.world_model.vla
-        return collect(vla, episodes, dict(counts), held_out=True, explorer=player)
+        data = collect(vla, episodes, dict(counts), held_out=True, explorer=player)
+        data.tokens = tokenised(self.world_model, data)
+        return data
 
     def results(self) -> dict[str, Any]:
         """Compare the explorer with random actions and the VLA, on the same layouts."""
         count = self.config.compare_episodes
         if not count:
             return {}
-        data = self.play(dict.fromkeys(("random", "vla", "explorer"), count), self.config.tasks())
-        data.tokens = tokenised(self.world_model, data)
-        return self.compared(data)
+        counts = dict.fromkeys(("random", "vla", "explorer"), count)
+        return self.compared(self.play(counts, self.config.tasks()))
 
     def compared(self, data: Sequences) -> dict[str, Any]:
         """Return what the world model makes of held-out episodes."""
