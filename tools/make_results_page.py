@@ -24,7 +24,7 @@ from typing import Any
 
 import numpy as np
 from page_blocks import fill_blocks, markdown_table, rate
-from results_curves import partner_of, write_all
+from results_curves import RESULTS, cards_of, partner_of, write_all
 
 from vla_gym.errors import ConfigError
 from vla_gym.suites import get_task
@@ -35,9 +35,7 @@ from vla_gym_trainers.report.data import read_rows
 from vla_gym_trainers.td3.config import TD3RunConfig
 
 ROOT = Path(__file__).parent.parent
-RESULTS, PAGE, LITE_PAGE = (
-    ROOT / p for p in ("results", "docs/results.md", "docs/results_lite.md")
-)
+PAGE, LITE_PAGE = ROOT / "docs" / "results.md", ROOT / "docs" / "results_lite.md"
 LIBERO_GROUPS = ("libero", "libero_earlier", "libero_token", "long", "libero_on_policy")
 GROUPS = (*LIBERO_GROUPS, "single", "suite", "ablation", "suite_ablation", "on_policy")
 CURVES = tuple(group for group in GROUPS if group not in ("libero_earlier", "ablation"))
@@ -124,9 +122,10 @@ def _compact(content: Card) -> str:
 
 def load(group: str) -> list[tuple[str, Card, Card]]:
     """Return (name, training card, evaluation card) of each run of a group."""
-    folders = sorted(path.parent for path in (RESULTS / group).glob("*/train.json"))
-    names = ("train.json", "eval.json")
-    return [(f.name, *(json.loads((f / name).read_text()) for name in names)) for f in folders]
+    return [
+        (folder.name, train, json.loads((folder / "eval.json").read_text()))
+        for folder, train in cards_of(group)
+    ]
 
 
 def row(train: Card, evaluation: Card, differing: dict[str, Any]) -> list[str]:

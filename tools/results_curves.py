@@ -54,16 +54,16 @@ def partner_of(name: str) -> str:
 
 def runs_of(group: str) -> list[tuple[Path, str]]:
     """Return folder and kind of the runs of a group's picture."""
-    cards = _cards(group)
+    cards = cards_of(group)
     found = [(folder, kind_of(group, folder.name, train)) for folder, train in cards]
     if group == "libero_token":
         partners = {partner_of(folder.name) for folder, _ in cards}
-        for folder, train in [*_cards("libero"), *_cards("libero_earlier")]:
+        for folder, train in [*cards_of("libero"), *cards_of("libero_earlier")]:
             if folder.name in partners:
                 found.append((folder, kind_of(group, folder.name, train)))
     if group == "on_policy":
         suites = {_suite(train) for _, train in cards}
-        for folder, train in _cards("suite"):
+        for folder, train in cards_of("suite"):
             if _suite(train) in suites:
                 found.append((folder, kind_of("suite", folder.name, train)))
     return found
@@ -73,10 +73,10 @@ def _suite(train: dict[str, Any]) -> str:
     return train["config"]["suite"].removeprefix("libero_")
 
 
-def _cards(group: str) -> list[tuple[Path, dict[str, Any]]]:
-    """Return folder and training card of the runs that have a curve."""
-    folders = sorted(path.parent for path in (RESULTS / group).glob("*/curve.json"))
-    return [(folder, json.loads((folder / "train.json").read_text())) for folder in folders]
+def cards_of(group: str) -> list[tuple[Path, dict[str, Any]]]:
+    """Return folder and training card of each run of a group."""
+    files = sorted((RESULTS / group).glob("*/train.json"))
+    return [(file.parent, json.loads(file.read_text())) for file in files]
 
 
 def draw(group: str) -> bytes | None:
@@ -106,7 +106,7 @@ def draw(group: str) -> bytes | None:
 def draw_tasks(group: str) -> bytes | None:
     """Return an SVG of each task's official states, the VLA's and each run's; None without runs."""
     suites: dict[str, list[tuple[str, dict[str, Any]]]] = {}
-    for folder, train in _cards(group):
+    for folder, train in cards_of(group):
         if len(train["config"]["task_ids"] or ()) == 1:
             continue
         evaluation = json.loads((folder / "eval.json").read_text())
