@@ -89,15 +89,7 @@ def usage() -> str:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run a command.
-
-    Args:
-        arguments: Without the program's name; default: the process's.
-
-    Returns:
-        Exit status: 0 done, 2 wrong usage or a mistake that the message explains, 130 stopped by
-        Ctrl-C or SIGTERM.
-    """
+    """Run ``vla-gym-train``; see :func:`vla_gym.cli.main.run_program`."""
     commands = {name: partial(_run, name) for name in (*COMMANDS, *plugins())}
     return run_program("vla-gym-train", commands, usage, arguments)
 

@@ -196,15 +196,7 @@ def usage() -> str:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run a command.
-
-    Args:
-        arguments: Without the program's name; default: the process's.
-
-    Returns:
-        Exit status: 0 done, 1 the doctor found a problem or bench could measure nothing, 2 wrong
-        usage or a mistake that the message explains, 130 stopped.
-    """
+    """Run ``vla-gym``; see :func:`run_program`."""
     return run_program("vla-gym", find_commands(), usage, arguments)
 
 
@@ -220,10 +212,11 @@ def run_program(
         program: Its name, as it is typed.
         commands: Each takes the arguments after its name and returns its exit status; None is 0.
         usage: Returns the text of ``--help``.
-        arguments: Defaults to ``sys.argv[1:]``.
+        arguments: Without the program's name; default: the process's.
 
     Returns:
-        The exit status, see :func:`main`.
+        Exit status: 0 done, 1 a problem was found or bench could measure nothing, 2 wrong
+        usage or a mistake that the message explains, 130 stopped by Ctrl-C or SIGTERM.
     """
     outlive_readers()
     arguments = list(sys.argv[1:] if arguments is None else arguments)
@@ -250,9 +243,7 @@ def run_program(
 def run_command(command: Callable[[Sequence[str]], int | None], arguments: Sequence[str]) -> int:
     """Run a command; what the user can mend is one line on stderr in place of a traceback.
 
-    Returns:
-        The command's own status, 0 for None; 2 for an error of this package, a path that may not be
-        used or a full disk, 130 after Ctrl-C or SIGTERM.
+    That is an error of this package, a path that may not be used, a full disk.
     """
     try:
         return command(arguments) or EXIT_OK
