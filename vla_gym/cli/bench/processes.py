@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from vla_gym.cli.bench.measuring import pss_mb, session_pids
 from vla_gym.errors import BenchError
+from vla_gym.suites.libero.upstream_env import write_config
 
 if TYPE_CHECKING:
     from vla_gym.cli.bench.config import SystemSpec
@@ -65,7 +66,8 @@ class Child:
             python, arguments = spec.peer_command()
             environment |= {"LIBERO_CONFIG_PATH": str(folder)}
             environment.pop("PYTHONPATH", None)
-            _write_libero_config(folder, Path(python))
+            root = next(Path(python).parents[1].glob("lib/python*/site-packages/libero/libero"))
+            write_config(folder, root, root / "assets")
             kind = "peer"
         else:
             environment |= {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
@@ -139,17 +141,3 @@ class Child:
     def _tail(self) -> str:
         log = Path(self._folder.name) / "output.txt"
         return log.read_text(errors="replace")[-_LOG_TAIL:].strip() if log.is_file() else ""
-
-
-def _write_libero_config(folder: Path, python: Path) -> None:
-    """Tell an installed LIBERO where it is, so that it asks nothing."""
-    root = next(python.parent.parent.glob("lib/python*/site-packages/libero/libero"))
-    paths = {
-        "benchmark_root": root,
-        "bddl_files": root / "bddl_files",
-        "init_states": root / "init_files",
-        "datasets": folder / "datasets",
-        "assets": root / "assets",
-    }
-    lines = [f"{key}: '{path}'\n" for key, path in paths.items()]
-    (folder / "config.yaml").write_text("".join(lines), encoding="utf-8")

@@ -39,7 +39,7 @@ def prepare(asset_root: Path, workdir: Path) -> None:
         AssetError: If the folder does not have LIBERO's layout.
     """
     _overlay(asset_root, workdir / "assets")
-    _write_config(workdir)
+    write_config(workdir, libero_data_root(), workdir / "assets")
     # One of upstream's samplers starts a debugger where it finds no place: it would wait for ever.
     vars(pdb)["set_trace"] = _no_place_found
     os.environ["LIBERO_CONFIG_PATH"] = str(workdir)
@@ -120,14 +120,14 @@ def _overlay(asset_root: Path, target: Path) -> None:
             (textures / wanted).symlink_to(source.resolve())
 
 
-def _write_config(workdir: Path) -> None:
-    root = libero_data_root()
+def write_config(folder: Path, root: Path, assets: Path) -> None:
+    """Write a config.yaml that tells an installed LIBERO where it is, so that it asks nothing."""
     paths = {
         "benchmark_root": root,
         "bddl_files": root / "bddl_files",
         "init_states": root / "init_files",
-        "datasets": workdir / "datasets",
-        "assets": workdir / "assets",
+        "datasets": folder / "datasets",
+        "assets": assets,
     }
     lines = [f"{key}: '{value}'" for key, value in paths.items()]
-    (workdir / "config.yaml").write_text("\n".join(lines) + "\n", encoding="utf-8")
+    (folder / "config.yaml").write_text("\n".join(lines) + "\n", encoding="utf-8")
