@@ -47,11 +47,7 @@ def train_explorer(
 
 
 def _taught(config: AdversarialConfig) -> Sequences | None:
-    """Return phase 1's training data; None if the world model is not reminded of them.
-
-    Raises:
-        ConfigError: If they are not where the world model is from.
-    """
+    """Return phase 1's training data; None if the world model is not reminded of them."""
     if not config.teacher_share:
         return None
     folder = Path(str(config.teacher))

@@ -97,11 +97,7 @@ class WorldModelConfig(SuitesSettings, CheckpointSettings):
     """Seed of episodes, weights and batches."""
 
     def __post_init__(self) -> None:
-        """Check the values.
-
-        Raises:
-            ConfigError: If a value is out of range.
-        """
+        """Check the values."""
         counts = tuple(f"{name}_episodes" for name in COLLECTED)
         check_fields(self)
         if not sum(getattr(self, name) for name in counts):

@@ -208,11 +208,7 @@ def _row(obs: Obs, i: int) -> Obs:
 def _batch(
     cameras: Sequence[str], rows: Sequence[tuple[Obs, Any]]
 ) -> tuple[dict[str, np.ndarray], list[str], np.ndarray]:
-    """Return views, instructions and proprioception of observations as a batch.
-
-    Raises:
-        ConfigError: If an instruction is not known.
-    """
+    """Return views, instructions, which must be known, and proprioception as a batch."""
     texts = check_told([text for _, text in rows])
     views = {name: np.stack([obs[name] for obs, _ in rows]) for name in {*cameras, "wrist"}}
     return views, texts, np.stack([obs["proprio"] for obs, _ in rows])
@@ -231,11 +227,7 @@ def _show(infos: dict[str, Any], paid: Mapping[str, np.ndarray], stepped: np.nda
 
 
 def _check_fit(model: WorldModel, env: gym.vector.VectorEnv[Any, Any, Any]) -> None:
-    """Check that an environment fits a model.
-
-    Raises:
-        ConfigError: If not.
-    """
+    """Refuse an environment that does not fit a model."""
     observed, action = env.single_observation_space, env.single_action_space.shape
     found = observed.spaces if isinstance(observed, spaces.Dict) else {}
     wanted: dict[str, tuple[int, ...]]

@@ -64,12 +64,7 @@ class BenchConfig:
     """Write the full report here."""
 
     def __post_init__(self) -> None:
-        """Check the values.
-
-        Raises:
-            ConfigError: A value is out of range.
-            UnknownTaskError: A task does not exist.
-        """
+        """Check the values."""
         check_fields(self)
         if not self.systems or not self.task_ids:
             raise ConfigError("systems and task_ids must name at least one thing.")

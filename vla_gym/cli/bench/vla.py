@@ -50,11 +50,7 @@ class VLABenchConfig:
     """Also write the figures here."""
 
     def __post_init__(self) -> None:
-        """Check the values.
-
-        Raises:
-            ConfigError: If one is out of range.
-        """
+        """Check the values."""
         if not self.batch_sizes or min(self.batch_sizes) < 1:
             raise ConfigError(f"batch_sizes must be positive, got {self.batch_sizes}.")
         check_fields(self)
