@@ -161,11 +161,11 @@ def table(group: str) -> list[str]:
         return ["None yet."]
     kinds: dict[str, list[Card]] = {}
     for _, train, _ in runs:
-        kinds.setdefault(train["kind"], []).append(_with_defaults(train["config"]))
+        kinds.setdefault(train["kind"], []).append(_with_defaults(train))
     usual = {kind: _usual(kind, configs) for kind, configs in kinds.items()}
     rows = []
     for name, train, evaluation in runs:
-        config, expected = _with_defaults(train["config"]), usual[train["kind"]]
+        config, expected = _with_defaults(train), usual[train["kind"]]
         own = {k: config[k] for k, v in expected.items() if k in config and config[k] != v}
         cells = row(train, evaluation, own)
         rows.append([name, *cells[1:]] if group in LIBERO_GROUPS else cells)
@@ -184,8 +184,7 @@ def _compared_with(group: str) -> str:
 
 def _usual(kind: str, configs: list[Card]) -> dict[str, Any]:
     """Return the settings in which runs differ, with what over half of them have or the default."""
-    defaults = json.loads(json.dumps(vars(_TRAINERS[kind]()), default=str))
-    usual = {}
+    defaults, usual = _defaults(kind), {}
     for key in sorted({key for config in configs for key in config} - _NOT_SHOWN):
         values = Counter(json.dumps(config[key]) for config in configs if key in config)
         text, count = values.most_common(1)[0]
@@ -195,25 +194,17 @@ def _usual(kind: str, configs: list[Card]) -> dict[str, Any]:
     return usual
 
 
-def _with_defaults(config: Card) -> Card:
-    """Return settings with those that a card of an earlier version lacks, as they were then."""
-    later = {
-        "pessimism": 0.0,
-        "use_rl_token": True,
-        "rl_token": "auto",
-        "bc_half_life": 0,
-        "task_sampling": "uniform",
-        "bc_beside_demos": 1.0,
-        "use_task_id": False,
-        "actor_ema": 0.0,
-        "bc_weight_end": 0.0,
-        "use_reference": True,
-        "aggregation": "tokens",
-        "learning_rate_end": 1.0,
-        "sigma_end": None,
-    }
-    known = {**later, **config}
-    known["prior_demos"] = bool(config.get("prior_demos"))
+def _defaults(kind: str) -> dict[str, Any]:
+    """Return a trainer's settings as they are by default."""
+    return json.loads(json.dumps(vars(_TRAINERS[kind]()), default=str))
+
+
+def _with_defaults(train: Card) -> Card:
+    """Return a run's settings, with those that its card, of an earlier version, lacks."""
+    # What the trainers did before these two were settings is not what their defaults do.
+    known = _defaults(train["kind"]) | {"bc_beside_demos": 1.0, "aggregation": "tokens"}
+    known |= train["config"]
+    known["prior_demos"] = bool(known.get("prior_demos"))
     if not known["prior_demos"]:
         known.pop("bc_beside_demos")  # nothing that it says how to learn from
         known.pop("demo_starts", None)
