@@ -102,14 +102,6 @@ def test_the_command_leaves_everything(tmp_path, monkeypatch, capsys):
 
 
 @pytest.mark.parametrize(
-    ("arguments", "text"), [([], "commands:"), (["nonsense"], "Unknown command 'nonsense'")]
-)
-def test_command_line_mistakes(arguments, text, capsys):
-    assert main(arguments) == 2
-    assert text in "".join(capsys.readouterr())
-
-
-@pytest.mark.parametrize(
     ("changes", "message"),
     [
         ({"learning_starts": 500, "total_timesteps": 400}, "learning_starts"),
