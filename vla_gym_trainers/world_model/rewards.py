@@ -1,15 +1,5 @@
 """Rewards that a world model gives, pure functions of states and predictions; their settings.
 
-Names, as the weights of :class:`.wrapper.WorldModelObservation` have them:
-
-=====================  =========================================================================
-``task``               the environment's own reward
-``memory_divergence``  how far the memory moves, :func:`memory_divergence`
-``uncertainty``        how unsure the model is of the next frame, :func:`uncertainty`
-``prediction_error``   how wrong it was about it, :func:`prediction_error`
-``coverage``           1 where the arm is somewhere new in its episode, :func:`cells`; else 0
-=====================  =========================================================================
-
 F1's explorer is paid 0.5 ``memory_divergence`` + 0.5 ``uncertainty``, its adversarial phase by
 ``prediction_error``.
 """
@@ -26,6 +16,8 @@ from torch import Tensor
 from vla_gym.errors import ConfigError
 from vla_gym_trainers.world_model.losses import next_token_loss
 
+#: Names of the terms: ``task`` is the environment's own reward, ``coverage`` 1 where the arm is in
+#: one of the :func:`cells` that is new in its episode, else 0; the others are functions below.
 TERMS = "task", "memory_divergence", "uncertainty", "prediction_error", "coverage"
 TASK, DIVERGENCE, UNCERTAINTY, ERROR, COVERAGE = TERMS
 
