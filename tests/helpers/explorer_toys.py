@@ -11,7 +11,6 @@ from toy_token_env import GOAL
 
 from vla_gym_trainers.explorer.train import train_explorer
 from vla_gym_trainers.runs.run import TrainingRun
-from vla_gym_trainers.runs.run_dir import RunDir
 from vla_gym_trainers.world_model.model import GRUWorldModel
 
 SMALL: dict[str, Any] = {
@@ -52,11 +51,8 @@ def explore(kind: type[Any], folder: Path, **changes: Any) -> TrainingRun:
     return train_explorer(config, vla=tiny_vla(), envs=toy_factories(config, goal=GOAL))
 
 
-def fake_run(folder: Path, phase: str | None) -> Path:
-    """A run directory that has nothing but a checkpoint of some phase."""
-    run = RunDir(folder)
-    with run.new_checkpoint(3, 1) as draft:
-        state = {} if phase is None else {"phase": phase}
-        content = {"format": 2, "step": 3, "run": {}, "trainer": state}
-        (draft / "state.json").write_text(json.dumps(content))
+def fake_run(folder: Path, setting: str) -> Path:
+    """A run directory that has nothing but a setting which tells its command."""
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps({setting: 1}))
     return folder

@@ -13,8 +13,7 @@ from vla_gym.suites import get_task
 from vla_gym_trainers.on_policy.config import PPOConfig
 from vla_gym_trainers.on_policy.policy_settings import PolicyKind, PolicySettings
 from vla_gym_trainers.runs.run_dir import RunDir
-from vla_gym_trainers.runs.settings import read_settings
-from vla_gym_trainers.world_model.checkpoint import ADVERSARIAL, STUDENT, TEACHER, check_run
+from vla_gym_trainers.runs.settings import check_run, read_settings
 
 
 @dataclass
@@ -26,8 +25,6 @@ class ExplorerConfig(PPOConfig):
 
     algorithm: ClassVar[str] = "explorer"
     presets: ClassVar[tuple[str, ...]] = ("f1_explorer", "f1_tiny_explorer")
-    #: See :mod:`vla_gym_trainers.world_model.checkpoint`.
-    phase: ClassVar[str] = STUDENT
 
     teacher: str | None = None
     """The world model: a run of vla-gym-train world-model (phase 1). It takes the place of
@@ -96,7 +93,7 @@ class ExplorerConfig(PPOConfig):
             )
         is_model = (Path(self.teacher) / "model.safetensors").is_file()
         if not is_model and not self.teacher.startswith("class:"):
-            check_run(Path(self.teacher), (TEACHER, ADVERSARIAL), "--teacher")
+            check_run(Path(self.teacher), ("world-model", "adversarial"), "--teacher")
         return self
 
 
@@ -110,7 +107,6 @@ class AdversarialConfig(ExplorerConfig):
 
     algorithm: ClassVar[str] = "adversarial"
     presets: ClassVar[tuple[str, ...]] = ("f1_adversarial", "f1_tiny_adversarial")
-    phase: ClassVar[str] = ADVERSARIAL
     resumable: ClassVar[tuple[str, ...]] = (*ExplorerConfig.resumable, "total_iterations")
 
     explorer: Path | None = None
@@ -170,7 +166,7 @@ class AdversarialConfig(ExplorerConfig):
             # The run has them by now, and goes on when the explorer's is gone.
             theirs = read_settings(self.run_dir / "config.json", AdversarialConfig)
         else:
-            check_run(self.explorer, (STUDENT,), "--explorer")
+            check_run(self.explorer, ("explorer",), "--explorer")
             theirs = read_settings(self.explorer / "config.json", ExplorerConfig)
         names = [field.name for field in dataclasses.fields(PolicySettings)]
         kept = {name: getattr(theirs, name) for name in (*names, "vla", "chunk_len")}

@@ -20,7 +20,6 @@ from vla_gym_trainers.on_policy.validation import PolicyPlayer
 from vla_gym_trainers.runs.run import Run
 from vla_gym_trainers.runs.torch_helpers import load_parameters
 from vla_gym_trainers.world_model.behaviours import by_behaviour, cells_visited
-from vla_gym_trainers.world_model.checkpoint import check_phase
 from vla_gym_trainers.world_model.collect import collect
 from vla_gym_trainers.world_model.config import WorldModelConfig
 from vla_gym_trainers.world_model.data import Sequences
@@ -48,10 +47,7 @@ class ExplorerLoop(Loop):
 
         Raises:
             ConfigError: If the world model is of a class of its own, which is not filmed.
-            WeightsError: If the checkpoint is another phase's.
         """
-        if run.checkpoint is not None:
-            check_phase(run.checkpoint, config.phase)
         super().__init__(config, run, group, stack, **parts)
         model = self.networks.world_model
         if not isinstance(model, GRUWorldModel):
@@ -67,10 +63,6 @@ class ExplorerLoop(Loop):
         positions = rollout.data["proprio"][valid][:, :3].numpy()
         cells = cells_visited(positions, np.asarray(rollout.data["task_id"][valid]))
         return {"rollout/coverage": cells / max(len(positions), 1)}
-
-    def plain(self) -> dict[str, Any]:
-        """Return the part of a checkpoint that is plain data."""
-        return {**super().plain(), "phase": self.config.phase}
 
     def _film(self, path: Path) -> None:
         """Film an episode: the scene, what the wrist camera shows, what was predicted."""
@@ -136,7 +128,7 @@ class AdversarialLoop(ExplorerLoop):
         Raises:
             ConfigError: If there are several processes, windows are longer than episodes, or the
                 explorer does not fit.
-            WeightsError: If a checkpoint is another phase's, or damaged.
+            WeightsError: If a checkpoint is damaged.
         """
         if group.size > 1:
             raise ConfigError("Phase 3 runs in one process: leave torchrun out.")

@@ -17,7 +17,7 @@ from vla_gym_trainers.on_policy.distributed import local_device
 from vla_gym_trainers.on_policy.networks import make_networks
 from vla_gym_trainers.on_policy.validation import PolicyPlayer
 from vla_gym_trainers.runs.run_dir import RunDir
-from vla_gym_trainers.runs.settings import read_settings
+from vla_gym_trainers.runs.settings import command_of, read_settings
 from vla_gym_trainers.runs.torch_helpers import load_parameters
 
 
@@ -39,7 +39,10 @@ def load_player(
         ConfigError: If it is no run, or its settings do not fit the VLA.
         WeightsError: If the run has no parameters yet, or a file is damaged.
     """
-    config = read_settings(run / "config.json", _settings_class(run))
+    file = run / "config.json"
+    kinds = {kind.algorithm: kind for kind in (AdversarialConfig, ExplorerConfig, PPOConfig)}
+    kind: type[OnPolicyConfig] = kinds.get(command_of(read_json(file, Object)) or "", GRPOConfig)
+    config = read_settings(file, kind)
     changes: dict[str, Any] = {"world_model": None, "device": device, "vla": vla or config.vla}
     if isinstance(config, ExplorerConfig):
         changes["teacher"] = None
@@ -71,12 +74,3 @@ def newest_parameters(run: Path) -> Path:
     if not checkpoints:
         raise WeightsError(f"{run} has no checkpoint yet: let it train until the first one.")
     return checkpoints[-1] / "policy.safetensors"
-
-
-def _settings_class(run: Path) -> type[OnPolicyConfig]:
-    """Return the settings of the command that a run is of, told by what it alone has."""
-    names = read_json(run / "config.json", Object)
-    kinds = (("explorer", AdversarialConfig), ("teacher", ExplorerConfig))
-    return next(
-        (kind for name, kind in (*kinds, ("gae_lambda", PPOConfig)) if name in names), GRPOConfig
-    )

@@ -37,7 +37,7 @@ def train_explorer(
 
     Raises:
         ConfigError: If a phase before is missing, or settings do not fit each other.
-        WeightsError: If a checkpoint is another phase's, or damaged.
+        WeightsError: If a checkpoint is damaged.
     """
     config = config if config.resume else config.resolved()
     kind: Callable[..., ExplorerLoop] = ExplorerLoop

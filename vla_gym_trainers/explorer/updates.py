@@ -13,12 +13,12 @@ from vla_gym_trainers.rollout.episode_sets import join_episodes
 from vla_gym_trainers.runs.run_dir import Checkpoint, restoring
 from vla_gym_trainers.runs.torch_helpers import load_tensors, save_tensors
 from vla_gym_trainers.world_model.behaviours import step_terms
-from vla_gym_trainers.world_model.checkpoint import F1_FILE
 from vla_gym_trainers.world_model.data import Sequences
 from vla_gym_trainers.world_model.evaluate import memory_states
 from vla_gym_trainers.world_model.losses import Window, window_loss
 from vla_gym_trainers.world_model.model import GRUWorldModel
 from vla_gym_trainers.world_model.rewards import ERROR
+from vla_gym_trainers.world_model.teacher import F1_FILE
 from vla_gym_trainers.world_model.windows import Windows
 
 _REPLAY = "replay.npz"
@@ -117,7 +117,7 @@ class WorldModelUpdates:
             self.replay.save(folder / _REPLAY)
 
     def restore(self, checkpoint: Checkpoint) -> None:
-        """Go on from a checkpoint of this phase.
+        """Go on from a checkpoint.
 
         Raises:
             WeightsError: If it is damaged.

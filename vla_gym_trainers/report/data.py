@@ -12,13 +12,10 @@ from vla_gym.errors import ConfigError
 from vla_gym.outside import Object, parse_json, read_bytes, read_json, to_type
 from vla_gym_trainers.evaluation.card_types import LogRow, RunConfig, TrainingCard
 from vla_gym_trainers.evaluation.cards import EvalCard, read_card
+from vla_gym_trainers.runs.settings import command_of
 
-#: Trainers whose runs are shown -> a setting that only they have.
-TRAINERS = {
-    "td3": "critic_warmup_steps",
-    "ppo": "gae_lambda",
-    "grpo": "baseline",
-}
+#: Trainers whose runs are shown.
+TRAINERS = ("td3", "ppo", "grpo")
 WANTED = "a run directory of vla-gym-train " + " | ".join(TRAINERS) + ", or a card of vla-gym eval"
 
 #: Settings that do not make another configuration: the seed, and what results do not depend on.
@@ -151,10 +148,8 @@ def _read_run(path: Path, name: str) -> Run:
     if card_file.is_file():
         card = read_json(card_file, Object, advice=f"Expected {WANTED}.")
         return Run(path, name, _checked_kind(card, card_file), config, rows, card)
-    # An explorer has PPO's settings, and a teacher.
-    found = (kind for kind, setting in TRAINERS.items() if setting in config)
-    kind = None if "teacher" in config else next(found, None)
-    if kind is None:
+    kind = command_of(config)
+    if kind not in TRAINERS:
         raise ConfigError(f"{file} is of no trainer that the report knows: expected {WANTED}.")
     return Run(path, name, kind, config, rows, None)
 

@@ -10,7 +10,7 @@ import dataclasses
 import datetime
 import importlib.resources
 import inspect
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -35,6 +35,16 @@ Config = TypeVar("Config", bound=Any)
 EVAL_SEED = 1_000_000_000
 #: Of the layouts that stand in for official states where a suite has none: no run has seen them.
 TEST_SEED = 2_000_000_000
+#: Settings that tell of which command a run is: the first one that it has.
+_TOLD_BY = {
+    "explorer": "adversarial",
+    "teacher": "explorer",
+    "gae_lambda": "ppo",
+    "baseline": "grpo",
+    "critic_warmup_steps": "td3",
+    "tokenizer_steps": "world-model",
+    "demos_per_task": "mini",
+}
 
 
 @dataclass
@@ -210,12 +220,38 @@ def read_settings(path: Path, kind: type[Config]) -> Config:
     """Read the ``config.json`` of a run; its folder becomes ``run_dir``.
 
     Raises:
-        ConfigError: If the file is missing, is none, or has settings that ``kind`` lacks.
+        ConfigError: If the file is missing, is none, is another command's, or has settings that
+            ``kind`` lacks.
     """
     origin = f"{path}, read as settings of 'vla-gym-train {kind.algorithm}',"
     values = read_json(path, Object, advice="Expected the config.json of a run.")
+    known = kind.algorithm in _TOLD_BY.values()
+    if known and (command := command_of(values)) not in (None, kind.algorithm):
+        raise ConfigError(
+            f"{path} is of 'vla-gym-train {command}', not of {kind.algorithm!r}: use that command, "
+            "or name another run."
+        )
     values["run_dir"] = str(path.parent)
     return to_type(values, kind, origin)
+
+
+def command_of(settings: Mapping[str, Any]) -> str | None:
+    """Return which command a run's settings are of; None if they are of none that is known here."""
+    return next((command for name, command in _TOLD_BY.items() if name in settings), None)
+
+
+def check_run(run: Path, commands: Sequence[str], option: str) -> None:
+    """Check that an option names a run of one of these commands.
+
+    Raises:
+        ConfigError: If it is no run, or one of another command.
+    """
+    file = run / "config.json"
+    found = command_of(read_json(file, Object)) if file.is_file() else None
+    if found not in commands:
+        wanted = " or ".join(f"'vla-gym-train {command}'" for command in commands)
+        what = f"one of {found!r}" if found else "none"
+        raise ConfigError(f"{option} {run}: expected a run of {wanted}, this is {what}.")
 
 
 def check_resumable(old: CheckpointSettings, new: CheckpointSettings) -> None:

@@ -27,7 +27,7 @@ from vla_gym_trainers.runs.result_card import machine_facts
 from vla_gym_trainers.runs.run import Run, TrainingRun
 from vla_gym_trainers.runs.run_dir import RunDir
 from vla_gym_trainers.runs.sb3_vec_env import SB3VecEnv, make_sb3_vec_env
-from vla_gym_trainers.runs.settings import EVAL_SEED
+from vla_gym_trainers.runs.settings import EVAL_SEED, check_run
 from vla_gym_trainers.runs.torch_helpers import load_tensors
 from vla_gym_trainers.td3.algorithm import TD3BC
 from vla_gym_trainers.td3.callback import RunCallback, StopRun
@@ -36,7 +36,6 @@ from vla_gym_trainers.td3.closed_loop import BestModel
 from vla_gym_trainers.td3.config import TD3RunConfig
 from vla_gym_trainers.td3.policy import RLTokenPolicy
 from vla_gym_trainers.td3.prior_data import demo_replay, task_files
-from vla_gym_trainers.world_model.checkpoint import ADVERSARIAL, STUDENT, check_run
 from vla_gym_trainers.world_model.protocol import load_world_model
 from vla_gym_trainers.world_model.wrapper import WorldModelObservation
 
@@ -211,7 +210,7 @@ def make_vec(config: TD3RunConfig) -> SB3VecEnv:
     if config.vla_update_freq:
         settings["keep_inputs"] = True
     if config.explore_with is not None:
-        check_run(config.explore_with, (STUDENT, ADVERSARIAL), "--explore-with")
+        check_run(config.explore_with, ("explorer", "adversarial"), "--explore-with")
     if config.world_model is not None or config.explore_with is not None:
         settings["wrap_envs"] = partial(_wrapped, config=config, device=settings["device"])
     return make_sb3_vec_env("LiberoVLA-v0", num_envs, **settings)

@@ -11,13 +11,15 @@ from torch import Tensor, nn
 
 from vla_gym_trainers.runs.run_dir import Checkpoint, restoring
 from vla_gym_trainers.runs.torch_helpers import load_tensors, save_tensors, set_cosine_rate
-from vla_gym_trainers.world_model.checkpoint import F1_FILE, TEACHER
 from vla_gym_trainers.world_model.config import WorldModelConfig
 from vla_gym_trainers.world_model.data import Sequences
 from vla_gym_trainers.world_model.losses import Window, window_loss
 from vla_gym_trainers.world_model.model import GRUWorldModel, WorldModelSizes
 from vla_gym_trainers.world_model.windows import Windows
 
+#: Of a checkpoint of F1's phases: what of the world model a phase trains (``model``, ...), its
+#: ``optimizer`` and more tensors, by name.
+F1_FILE = "f1.pt"
 #: Frames that are tokenised in one forward pass.
 BATCH = 128
 
@@ -127,7 +129,7 @@ class Teacher:
     def plain(self) -> dict[str, Any]:
         """Return the part of a checkpoint that is plain data."""
         windows = None if self.windows is None else self.windows.state()[0]
-        return {"phase": TEACHER, "sizes": asdict(self.model.sizes), "windows": windows}
+        return {"sizes": asdict(self.model.sizes), "windows": windows}
 
     def save(self, folder: Path) -> None:
         """Write the tensors into a checkpoint's folder."""
