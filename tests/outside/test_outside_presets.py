@@ -9,7 +9,13 @@ import pytest
 from vla_gym.errors import ConfigError
 from vla_gym_trainers import cli
 from vla_gym_trainers.on_policy.config import PPOConfig
-from vla_gym_trainers.runs.settings import load_preset, preset_names, presets_of, read_settings
+from vla_gym_trainers.runs.settings import (
+    command_of,
+    load_preset,
+    preset_names,
+    presets_of,
+    read_settings,
+)
 
 PRESETS = [
     ("batch_size: abc", "batch_size: expected `int`, got 'abc'"),
@@ -63,3 +69,4 @@ def test_shipped_presets_are_read_and_written_settings_come_back(tmp_path: Path)
         config.run_dir = tmp_path
         (tmp_path / "config.json").write_text(json.dumps(to_plain(config)))
         assert read_settings(tmp_path / "config.json", kind) == config
+        assert name == "rl_token" or command_of(to_plain(config)) == kind.algorithm
