@@ -89,21 +89,13 @@ class EvalConfig(PolicyConfig):
         return PROTOCOLS[self.protocol]
 
     def official_states(self) -> int:
-        """Return how many official states each task is played from at most; 0: from none.
-
-        Raises:
-            UnknownTaskError: If there is no such suite.
-        """
+        """Return how many official states each task is played from at most; 0: from none."""
         if self.layouts == "sampled":
             return 0
         return min(get_suite(suite).num_init_states for suite in self.suite)
 
     def num_states(self) -> int:
-        """Return how many states of each task are played: as asked for, or all that all have.
-
-        Raises:
-            UnknownTaskError: If there is no such suite.
-        """
+        """Return how many states of each task are played: as asked for, or all that all have."""
         return self.episodes or self.rules.episodes or self.official_states() or SAMPLED_EPISODES
 
     @property
