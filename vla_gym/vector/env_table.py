@@ -36,7 +36,6 @@ class EnvTable:
         killed: (N,) the last command was a step that died with its worker.
         restarted: (N,) the worker was restarted during the last command.
         lost: (N,) the episode died with its worker between two commands.
-        seeds, next_episode: (N,) which episode is played next.
         options: Options of a reset under way, by environment.
         texts, final_texts: Instruction of the current, and of the just ended episode.
         extras: Infos that are not in the columns, by environment, of the last command.
@@ -53,7 +52,6 @@ class EnvTable:
         self.busy, self.each, self.ended = np.zeros(n, bool), np.zeros(n, bool), np.ones(n, bool)
         self.killed, self.restarted = np.zeros(n, bool), np.zeros(n, bool)
         self.lost = np.zeros(n, bool)
-        self.seeds, self.next_episode = np.zeros(n, np.int64), np.zeros(n, np.int64)
         self.options: dict[int, dict[str, Any]] = {}
         self.texts: list[str | None] = [None] * n
         self.final_texts: list[str | None] = [None] * n
@@ -71,7 +69,6 @@ class EnvTable:
     def seed(self, ids: np.ndarray, seeds: np.ndarray) -> None:
         """Start the episode count of environments again, from new seeds."""
         columns = self.columns
-        self.seeds[ids], self.next_episode[ids] = seeds, 0
         columns["seed"][ids], columns["episode"][ids] = seeds, 0
         columns["reseed"][ids], columns["plays_as"][ids] = True, self.first + ids
 
@@ -91,8 +88,6 @@ class EnvTable:
             for name in OF_RESETS:
                 self.columns[name][again] = rows[name][reset]
             self.columns["reseed"][again] |= own
-            self.seeds[again] = rows["seed"][reset]
-            self.next_episode[again] = rows["episode"][reset]
             self.lost[again] = False
 
     def state(self, i: int, played: EnvRowState) -> EnvRowState:
@@ -100,8 +95,8 @@ class EnvTable:
         infos = {key: values[i].tolist() for key, values in self.known.items()}
         return dataclasses.replace(
             played,
-            seed=int(self.seeds[i]),
-            next_episode=int(self.next_episode[i]),
+            seed=int(self.columns["seed"][i]),
+            next_episode=int(self.columns["episode"][i]),
             plays_as=int(self.columns["plays_as"][i]),
             ended=bool(self.ended[i]),
             infos=infos | {TEXT_INFO: self.texts[i]},
@@ -110,10 +105,8 @@ class EnvTable:
     def restore(self, i: int, state: EnvRowState) -> None:
         """Put the episode count of environment i, and its known infos, where a state had them."""
         columns = self.columns
-        columns["plays_as"][i] = state.plays_as
-        self.seeds[i] = columns["seed"][i] = state.seed
-        self.next_episode[i] = columns["episode"][i] = state.next_episode
-        columns["reseed"][i] = False
+        columns["seed"][i], columns["episode"][i] = state.seed, state.next_episode
+        columns["plays_as"][i], columns["reseed"][i] = state.plays_as, False
         self.ended[i], self.lost[i] = state.ended, False
         for key, values in self.known.items():
             values[i] = state.infos.get(key, 0)
@@ -145,8 +138,7 @@ class EnvTable:
             values[rows] = columns[key][rows]
         if reset.any():
             fresh = ids[reset]
-            self.next_episode[fresh] += 1
-            columns["episode"][fresh] = self.next_episode[fresh]
+            columns["episode"][fresh] += 1
             columns["reseed"][fresh] = False
             for i in fresh.tolist():
                 self.options.pop(i, None)

@@ -243,7 +243,8 @@ class Runner:
             doing = doing or "a pause"
         names = []
         for i in block.tolist():
-            episode, task = table.next_episode[i] - 1, ""
+            episode = int(table.columns["episode"][i]) - 1 if table.columns else -1
+            task = ""
             if episode >= 0 and int(table.known["info_set"][i]) & INFO_BITS["task_id"]:
                 task = f"task {table.known['info/task_id'][i]}, "
             number = table.first + i
