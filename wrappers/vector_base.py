@@ -96,33 +96,19 @@ class VectorObservationWrapper(_Wrapper):
         self._note(ids, actions)
 
     def step_wait(self, timeout: float | None = None) -> Step:
-        """Wait for what ``step_async`` began, and convert it.
-
-        Args:
-            timeout: In seconds; see the wrapped environment.
-        """
+        """Wait for what ``step_async`` began, some seconds at most, and convert it."""
         return self._convert_step(self.env.step_wait(timeout=timeout))
 
-    def recv(
-        self,
-        min_envs: int | None = None,
-        timeout: float | None = None,
-        *,
-        env_ids: Sequence[int] | np.ndarray | None = None,
-    ) -> Step:
+    def recv(self, *args: Any, **kwargs: Any) -> Step:
         """Wait for environments that ``send`` or ``reset_send`` began, and convert their rows.
 
-        Args:
-            min_envs: How many to wait for; see the wrapped environment.
-            timeout: In seconds.
-            env_ids: Wait for these; see the wrapped environment.
+        The arguments are those of the wrapped environment's ``recv``.
 
         Returns:
             What ``step`` returns, with one row for each finished environment, sorted by
             ``infos["env_id"]``. Nothing is computed for the others.
         """
-        result = self.env.recv(min_envs=min_envs, timeout=timeout, env_ids=env_ids)
-        return self._convert_step(result)
+        return self._convert_step(self.env.recv(*args, **kwargs))
 
     def _convert_reset(
         self, obs: Obs, infos: dict[str, Any], env_ids: np.ndarray

@@ -87,7 +87,7 @@ class Link:
         names = ("action", *OF_RESETS) if (ops == RESET).any() else ("action",)
         rows = {name: columns[name][ids] for name in names}
         own = {i - self.first: options[i] for i in ids.tolist() if i in options}
-        self.send("run", (local, ops, rows, own, each), local)
+        self.send("run", (each, local, ops, rows, own), local)
         if each:
             self.going.update(local.tolist())
 

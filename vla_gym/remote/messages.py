@@ -103,14 +103,14 @@ class Rows:
         cls,
         result: tuple[Any, np.ndarray, np.ndarray, np.ndarray, dict[str, Any]],
         written: Mapping[str, np.ndarray],
-        texts: Mapping[int, str],
+        texts: Mapping[int, str | None],
     ) -> Rows:
         """Put together what a part's ``recv`` returned.
 
         Args:
             result: Of the outermost wrapper, whose rewards, flags and infos count; but for
                 ``instruction`` and ``episode_stats``, which are the environments' own.
-            written: ``VectorEnvBase.written`` of the same environments.
+            written: Of the same environments, see ``VectorEnvBase.written``.
             texts: New instructions by environment.
         """
         obs, rewards, terminated, truncated, infos = result
@@ -164,7 +164,7 @@ def _extras(
     ids: np.ndarray,
     infos: Mapping[str, Any],
     written: Mapping[str, np.ndarray],
-    texts: Mapping[int, str],
+    texts: Mapping[int, str | None],
 ) -> dict[int, Extras]:
     """Return what has no column, for the environments that have any of it."""
     other = _beside_columns(infos, written["info_set"])

@@ -153,15 +153,8 @@ class Part:
         )
         return Reply("ready", spaces)
 
-    def _run(
-        self,
-        ids: np.ndarray,
-        ops: np.ndarray,
-        rows: Mapping[str, np.ndarray],
-        options: Mapping[int, dict[str, Any]],
-        each: bool,
-    ) -> Reply:
-        self._envs.begin(ids, ops, rows, options, each=each)
+    def _run(self, each: bool, ids: np.ndarray, *what: Any) -> Reply:
+        self._envs.begin(ids, *what, each=each)
         if each:
             return Reply("begun")
         try:
@@ -189,8 +182,7 @@ class Part:
 
     def _rows(self, result: Any) -> Reply:
         ids = result[4]["env_id"]
-        rows = Rows.of(result, self._base.written(ids), self._base.new_texts(ids))
-        return Reply("done", rows)
+        return Reply("done", Rows.of(result, *self._base.written(ids)))
 
     def _call(self, calls: Mapping[int, tuple[Any, ...]], method: str) -> Reply:
         ids = list(calls)

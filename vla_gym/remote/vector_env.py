@@ -81,7 +81,6 @@ class RemoteVectorEnv(LiberoVectorEnv):
                 or a machine has another version of this package or of the assets.
             WorkerError: If the environments can't be built.
         """
-        self.closed = True  # until there is something to close
         limits = check_limits(max_restarts, step_timeout, start_timeout, copy)
         max_restarts, step_timeout, start_timeout = limits
         check_flag(gpu, "gpu")

@@ -13,10 +13,10 @@ from gymnasium.error import AlreadyPendingCallError, ClosedEnvironmentError
 from gymnasium.vector import AutoresetMode, VectorEnv
 from gymnasium.vector.utils import batch_space
 
+from vla_gym.envs.checks import as_integer
 from vla_gym.errors import ConfigError, VlaGymError, WorkerError
 from vla_gym.vector.batch import Batch
 from vla_gym.vector.env_row import EnvRowState, raise_of_wrapper
-from vla_gym.vector.env_table import EnvTable
 from vla_gym.vector.plan import EnvPlan
 from vla_gym.vector.pool import Pool
 from vla_gym.vector.processes.interrupts import Interrupts, undivided
@@ -30,19 +30,10 @@ class VectorEnvBase(VectorEnv[Any, Any, np.ndarray]):
     :class:`~vla_gym.vector.LiberoVectorEnv` makes the attributes below and adds them.
     """
 
+    closed = True  # until there is something to close
     autoreset_mode: AutoresetMode
-    copy: bool
     _plan: EnvPlan
-    _runner: Runner
-    _table: EnvTable
     _interrupts: Interrupts
-    _batch: Batch
-    _finalizer: weakref.finalize[..., Any]
-    _everyone: np.ndarray
-    _seeded: bool
-    # What is under way, for error messages; after Ctrl-C its outcome is thrown away.
-    _waiting: str | None
-    _interrupted: bool
 
     def _take_over(self, pool: Pool, max_restarts: int, copy: bool) -> None:
         """Wait for the workers of a pool, and become the vector environment over them."""
@@ -54,8 +45,7 @@ class VectorEnvBase(VectorEnv[Any, Any, np.ndarray]):
             pool.close()
             raise
         self._finalizer = weakref.finalize(self, pool.close)
-        self.closed, self.copy = False, copy
-        self.num_envs = self._plan.num_envs
+        self.closed, self.num_envs = False, self._plan.num_envs
         self._table, found = self._runner.table, self._runner.spaces
         self.metadata = {**found.metadata, "autoreset_mode": self.autoreset_mode}
         self.render_mode = found.render_mode
@@ -67,8 +57,11 @@ class VectorEnvBase(VectorEnv[Any, Any, np.ndarray]):
             self._table, self.autoreset_mode, self.single_observation_space, copy=copy
         )
         self._everyone = np.arange(self.num_envs)
-        self._seeded = self._interrupted = False
-        self._waiting = None
+        # Whether it has been reset.
+        self.seeded = False
+        # What is under way, for error messages; after Ctrl-C its outcome is thrown away.
+        self._waiting: str | None = None
+        self._interrupted = False
 
     # What is where
 
@@ -90,8 +83,7 @@ class VectorEnvBase(VectorEnv[Any, Any, np.ndarray]):
         Raises:
             ConfigError: If k is not within 1..num_envs.
         """
-        if not 1 <= k <= self.num_envs:
-            raise ConfigError(f"The number of groups must be in 1..{self.num_envs}, got {k}.")
+        k = as_integer(k, "The number of groups", 1, self.num_envs)
         return [np.arange(first, self.num_envs, k) for first in range(k)]
 
     # States, calls
@@ -189,19 +181,14 @@ class VectorEnvBase(VectorEnv[Any, Any, np.ndarray]):
         return self.call("render")
 
     def __reduce__(self) -> Any:
-        """Refuse to be pickled or copied: workers and shared memory are of this process.
-
-        Raises:
-            TypeError: Always.
-        """
+        """Refuse to be pickled or copied: workers and shared memory are of this process."""
         raise TypeError(
             f"A {type(self).__name__} cannot be pickled or copied: its workers belong to this "
             "process. Make it anew there, and take along get_state(), which can be pickled."
         )
 
-    def close_extras(self, **kwargs: Any) -> None:
+    def close_extras(self, **_: Any) -> None:
         """End the workers; whatever is under way is lost."""
-        del kwargs
         self._finalizer()
 
     # As a part of a larger vector environment, whose table is elsewhere: see vla_gym.remote
@@ -215,18 +202,13 @@ class VectorEnvBase(VectorEnv[Any, Any, np.ndarray]):
         *,
         each: bool,
     ) -> None:
-        """Begin what another table asks of environments; ``recv`` returns what comes of it.
+        """Begin what another table asks of idle environments, ascending; see ``EnvTable.take``.
 
-        Args:
-            ids: (n,) environments with nothing under way, ascending.
-            ops: (n,) ``STEP`` or ``RESET``.
-            rows: See ``EnvTable.take``.
-            options: Of resets, by environment.
-            each: Whether they may be received one by one.
+        ``recv`` returns what comes of it; with ``each`` they may be received one by one.
         """
         self._assert_open()
         self._table.take(ids, ops, rows)
-        self._seeded = True
+        self.seeded = True
         self._runner.launch(ids, ops, options, each=each)
 
     def tell_restarts(self, tell: Callable[[str], None]) -> None:
@@ -248,15 +230,11 @@ class VectorEnvBase(VectorEnv[Any, Any, np.ndarray]):
                 self._runner.wait(self._runner.idle)
         self._collected()
 
-    def written(self, ids: np.ndarray) -> dict[str, np.ndarray]:
-        """Return what workers wrote into the rows of environments, but for observations."""
-        columns = self._table.columns
-        return {name: columns[name][ids] for name in columns if name.startswith(OF_WORKERS)}
-
-    def new_texts(self, ids: np.ndarray) -> dict[int, str]:
-        """Return the instructions that the last command of environments changed."""
-        found = {i: self._table.extras[i].text for i in ids.tolist() if i in self._table.extras}
-        return {i: text for i, text in found.items() if text is not None}
+    def written(self, ids: np.ndarray) -> tuple[dict[str, np.ndarray], dict[int, str | None]]:
+        """Return what workers wrote for environments: columns but observations, instructions."""
+        columns, extras = self._table.columns, self._table.extras
+        rows = {name: columns[name][ids] for name in columns if name.startswith(OF_WORKERS)}
+        return rows, {i: extras[i].text for i in ids.tolist() if i in extras}
 
     def call_rows(self, calls: Mapping[int, tuple[Any, ...]], method: str) -> list[Any]:
         """Call a method of ``EnvRow`` with arguments by environment."""
@@ -297,13 +275,8 @@ class VectorEnvBase(VectorEnv[Any, Any, np.ndarray]):
                 )
         return ids
 
-    @property
-    def seeded(self) -> bool:
-        """Whether it has been reset."""
-        return self._seeded
-
     def _assert_seeded(self) -> None:
-        if not self._seeded:
+        if not self.seeded:
             raise gym.error.ResetNeeded("Call reset() first.")
 
     def _check_ids(self, env_ids: Sequence[int] | np.ndarray) -> np.ndarray:
@@ -316,24 +289,24 @@ class VectorEnvBase(VectorEnv[Any, Any, np.ndarray]):
         return ids.astype(np.int64)
 
     def _seed(self, ids: np.ndarray, seed: int | Sequence[int | None] | None) -> None:
-        if seed is None and self._seeded:
+        if seed is None and self.seeded:
             return
         if seed is None:
             seed = int(self.np_random.integers(2**31))
         whole = int(seed) if isinstance(seed, int | np.integer) else None
-        first = not self._seeded  # of some environments seeds the others too
+        first = not self.seeded  # of some environments seeds the others too
         rows, seeds = self._plan.seeds(self._everyone if first and whole is not None else ids, seed)
         if whole is not None:
             super().reset(seed=whole)
         elif first:
             self._table.seed(*self._plan.seeds(self._everyone, int(self.np_random.integers(2**31))))
         self._table.seed(rows, seeds)
-        self._seeded = True
+        self.seeded = True
 
-    def _guard(self, wait: Callable[[], None]) -> None:
-        """Wait; an error that ends the wait also ends the step."""
+    def _wait(self, enough: Callable[[], bool], timeout: float | None) -> None:
+        """Wait for events; an error that ends the wait also ends the step."""
         try:
-            wait()
+            self._runner.wait(enough, timeout)
         except KeyboardInterrupt:
             self._interrupted = True
             raise
@@ -347,7 +320,7 @@ class VectorEnvBase(VectorEnv[Any, Any, np.ndarray]):
 
     def _wait_all(self, timeout: float | None = None) -> None:
         self._waiting = self._waiting or "reset"
-        self._guard(lambda: self._runner.wait(self._runner.idle, timeout))
+        self._wait(self._runner.idle, timeout)
         self._collected()
 
     def _collected(self) -> None:

@@ -95,7 +95,6 @@ class LiberoVectorEnv(VectorEnvBase):
             AssetError, CompileError: If the scenes can't be loaded.
             WorkerError: If the environments can't be built.
         """
-        self.closed = True  # until there is something to close
         limits = check_limits(max_restarts, step_timeout, start_timeout, copy)
         max_restarts, step_timeout, start_timeout = limits
         if env_factory is None:
@@ -259,32 +258,25 @@ class LiberoVectorEnv(VectorEnvBase):
             ConfigError: If fewer environments are going.
         """
         self._assert_open()
-        runner, table = self._runner, self._table
+        table, finished = self._table, self._table.finished
         if self._waiting is not None:
             raise AlreadyPendingCallError("recv() does not end a step_async().", self._waiting)
         if env_ids is not None:
-            return self._recv_these(self._check_ids(env_ids), timeout)
-        going = int(table.busy.sum()) + len(table.finished)
-        if not going:
-            raise ConfigError("Nothing was sent: call send() or reset_send() first.")
-        wanted = going if min_envs is None else int(min_envs)
-        if not 1 <= wanted <= going:
-            raise ConfigError(f"recv() can wait for 1 to {going} environments, got {wanted}.")
-        self._guard(lambda: runner.wait(lambda: len(table.finished) >= wanted, timeout))
-        return self._take(table.finished[:wanted])
-
-    def _recv_these(self, env_ids: np.ndarray, timeout: float | None) -> Arrays:
-        runner, table, ids = self._runner, self._table, set(env_ids.tolist())
-        idle = sorted(ids - set(table.finished) - set(np.flatnonzero(table.busy).tolist()))
-        if idle or not ids:
-            raise ConfigError(f"recv() waits for environments that are going; {idle} are not.")
-        self._guard(lambda: runner.wait(lambda: ids <= set(table.finished), timeout))
-        return self._take(sorted(ids))
-
-    def _take(self, env_ids: Sequence[int]) -> Arrays:
-        ids = np.array(sorted(env_ids), np.int64)
-        finished = self._table.finished
-        finished[:] = [i for i in finished if i not in set(env_ids)]
+            chosen = set(self._check_ids(env_ids).tolist())
+            if idle := sorted(chosen - set(self.going().tolist())):
+                raise ConfigError(f"recv() waits for environments that are going; {idle} are not.")
+            self._wait(lambda: chosen <= set(finished), timeout)
+        else:
+            going = int(table.busy.sum()) + len(finished)
+            if not going:
+                raise ConfigError("Nothing was sent: call send() or reset_send() first.")
+            wanted = going if min_envs is None else int(min_envs)
+            if not 1 <= wanted <= going:
+                raise ConfigError(f"recv() can wait for 1 to {going} environments, got {wanted}.")
+            self._wait(lambda: len(finished) >= wanted, timeout)
+            chosen = set(finished[:wanted])
+        finished[:] = [i for i in finished if i not in chosen]
+        ids = np.array(sorted(chosen), np.int64)
         result = self._batch.collect(ids)
         result[4]["env_id"] = ids
         return result
