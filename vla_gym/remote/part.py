@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import pickle
 import queue
@@ -13,14 +12,13 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from typing import Any
 
-import cloudpickle
 import numpy as np
 
 import vla_gym
 from vla_gym.errors import AssetError, ConfigError, WorkerError
 from vla_gym.remote.messages import PartSpec, Reply, Rows, flatten
 from vla_gym.vector.env_row import EnvRowState, row_in
-from vla_gym.vector.worker import EnvSpaces
+from vla_gym.vector.worker import EnvSpaces, portable
 
 #: While a part waits for its environments, it looks so often whether it is told something else.
 _LOOK_S = 0.002
@@ -102,7 +100,7 @@ class Part:
         try:
             reply = method(*arguments)
         except Exception as error:
-            reply = Reply("raised", portable(error))
+            reply = Reply("raised", _portable(error))
         if reply.kind == "waiting":
             return reply
         told, self._told[:] = tuple(self._told), []
@@ -178,7 +176,7 @@ class Part:
             if isinstance(error, TimeoutError) and np.array_equal(going, self._base.going()):
                 return Reply("waiting")
             undone = np.setdiff1d(going, self._base.going()).tolist()
-            return Reply("raised", portable(error), undone)
+            return Reply("raised", _portable(error), undone)
 
     def _rows(self, result: Any) -> Reply:
         ids = result[4]["env_id"]
@@ -210,13 +208,7 @@ def _as_row(state: Any) -> EnvRowState:
     return row if row is state or row.env is None else dataclasses.replace(row, env=state)
 
 
-def portable(error: Exception) -> Exception:
-    """Return an exception that can be pickled, with a note of where it was raised."""
-    text = "".join(traceback.format_exception(error))
+def _portable(error: Exception) -> Exception:
     if isinstance(error, TimeoutError):  # of a wrapper or a VLA, not of the caller's own deadline
-        return WorkerError(text)
-    with contextlib.suppress(Exception):
-        copy: Exception = pickle.loads(cloudpickle.dumps(error))
-        copy.add_note(f"It was raised in a part of the vector environment:\n{text}")
-        return copy
-    return WorkerError(text)
+        return WorkerError("".join(traceback.format_exception(error)))
+    return portable(error, "a part of the vector environment")

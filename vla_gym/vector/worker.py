@@ -224,13 +224,17 @@ def _message(event: Event) -> bytes:
             return dumps(tuple(event))
         except Exception as error:
             event = event._replace(kind="raised", value=error)
-    text = _format(event.value)
-    event.value.add_note(f"It was raised in a worker process:\n{text}")
+    return cloudpickle.dumps(tuple(event._replace(value=portable(event.value, "a worker process"))))
+
+
+def portable(error: Exception, where: str) -> Exception:
+    """Return an exception that can be pickled, with a note of where it was raised."""
+    text = _format(error)
     with contextlib.suppress(Exception):
-        message = cloudpickle.dumps(tuple(event))
-        pickle.loads(message)
-        return message
-    return cloudpickle.dumps(tuple(event._replace(value=WorkerError(text))))
+        copy: Exception = pickle.loads(cloudpickle.dumps(error))
+        copy.add_note(f"It was raised in {where}:\n{text}")
+        return copy
+    return WorkerError(text)
 
 
 def _format(error: Exception) -> str:
