@@ -181,13 +181,13 @@ def test_wrong_arguments(kwargs, text) -> None:
 
 def test_seeds_that_no_vector_env_gives() -> None:
     with pytest.raises(ConfigError, match="at least 2, got 1"):
-        TaskSchedule([0], env_index=6, group_size=4).task_and_rng(1, 0)
+        TaskSchedule([0], env_index=6, group_size=4).check(1, 0)
     with pytest.raises(ConfigError, match="at least 6, got 5"):
-        TaskSchedule([0], "balanced", env_index=6).task_and_rng(5, 0)
-    assert TaskSchedule([0], env_index=6).task_and_rng(0, 0)[1] == 0
+        TaskSchedule([0], "balanced", env_index=6).check(5, 0)
+    assert TaskSchedule([0], env_index=6).check(0, 0) == (0, 0)
     for numbers in ((-1, 0), (0, -1), (0.5, 0)):
         with pytest.raises(ConfigError):
-            TaskSchedule([0]).task_and_rng(*numbers)
+            TaskSchedule([0]).check(*numbers)
 
 
 @pytest.mark.parametrize(

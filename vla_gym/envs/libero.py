@@ -10,7 +10,7 @@ import numpy as np
 
 from vla_gym.actions import as_action
 from vla_gym.envs.base import LiberoEnvBase
-from vla_gym.envs.checks import MAX_ENVS, MAX_SEED, as_integer, parse_reset_options, parse_tasks
+from vla_gym.envs.checks import parse_reset_options, parse_tasks
 from vla_gym.envs.schedule import TaskSchedule
 from vla_gym.envs.state import EnvState
 from vla_gym.errors import ConfigError
@@ -96,11 +96,10 @@ class LiberoEnv(LiberoEnvBase):
         """
         task_id, init_state_id = parse_reset_options(self._suite, options)
         if seed is not None:
-            seed = as_integer(seed, "seed", 0, MAX_SEED + MAX_ENVS)
-        super().reset(seed=seed)
-        if seed is not None:
             self.seek(seed, 0)
-        elif self._seed is None:
+            seed = self._seed
+        super().reset(seed=seed)
+        if self._seed is None:
             self.seek(int(self.np_random.integers(2**31)) + self.schedule.min_seed, 0)
         assert self._seed is not None
         # Drawn in any case, so that an option changes nothing else.
@@ -240,7 +239,7 @@ class LiberoEnv(LiberoEnvBase):
                 f"The state belongs to scene {state.snapshot.scene_key!r}, its task has the scene "
                 f"{model.scene_key!r} here: both environments need the same assets and versions."
             )
-        limit = self.max_control_steps or self._suite.tasks[task_id].max_control_steps
+        limit = self._limit(task_id)
         if not state.needs_reset and state.elapsed_steps >= limit:
             raise ConfigError(
                 f"The state is {state.elapsed_steps} control steps into its episode, which ends "
@@ -264,10 +263,11 @@ class LiberoEnv(LiberoEnvBase):
             InvalidActionError: Wrong shape, or a value that is not finite; nothing has moved then.
             gymnasium.error.ResetNeeded: Before the first reset, or after the episode's end.
         """
-        if self._needs_reset:
+        if self._needs_reset or self._sim is None:
             raise gym.error.ResetNeeded("The episode is over or never began: call reset() first.")
         rows = as_action(action, self.action_space.shape)
-        budget = self._limit - self._elapsed
+        limit = self._limit(self._task_id)
+        budget = limit - self._elapsed
         rows = rows.reshape(-1, rows.shape[-1])
         reward = 0.0
         if self.on_control_step or self.replace_action or self._staged:
@@ -275,10 +275,10 @@ class LiberoEnv(LiberoEnvBase):
         else:
             executed, success = self.sim.run_chunk(rows, max_steps=budget)
             self._elapsed += executed
-        truncated = not success and self._elapsed >= self._limit
+        truncated = not success and self._elapsed >= limit
         self._needs_reset = success or truncated
         if success and not self._staged:
-            reward = self._discount(executed)
+            reward = self._discount(executed - 1)
         observation = self.observe()
         return observation, reward, success, truncated, self._info(success, executed)
 
@@ -293,16 +293,16 @@ class LiberoEnv(LiberoEnvBase):
             chosen = row if self.replace_action is None else self.replace_action(row)
             _, success = self.sim.run_chunk(np.asarray(chosen, np.float64)[None])
             self._elapsed += 1
-            reward += self._discount(executed) * self._gain()
+            reward += self._discount(executed - 1) * self._gain()
             for function in self.on_control_step:
                 function(self, self._info(success, executed))
             if success:
                 break
         return executed, success, reward
 
-    def _discount(self, executed: int) -> float:
-        """Return how much a reward counts that is given at the end of a chunk's control step."""
-        return 1.0 if self.gamma is None else float(self.gamma ** (executed - 1))
+    def _discount(self, steps: int) -> float:
+        """Return how much a reward counts that is given so many control steps later."""
+        return 1.0 if self.gamma is None else float(self.gamma**steps)
 
     def _gain(self) -> float:
         """Return by how much the progress has grown since the last look at it."""
@@ -315,9 +315,8 @@ class LiberoEnv(LiberoEnvBase):
     def _task(self) -> Task:
         return self._suite.tasks[self._task_id]
 
-    @property
-    def _limit(self) -> int:
-        return self.max_control_steps or self._task.max_control_steps
+    def _limit(self, task_id: int) -> int:
+        return self.max_control_steps or self._suite.tasks[task_id].max_control_steps
 
     def _info(self, success: bool, executed: int) -> dict[str, Any]:
         info: dict[str, Any] = {
@@ -333,15 +332,10 @@ class LiberoEnv(LiberoEnvBase):
         if self._task.suite != self.suite:
             info["suite"] = self._task.suite
         if self.gamma is not None:
-            info["discount"] = float(self.gamma**executed)
+            info["discount"] = self._discount(executed)
         if self._staged:
             info["progress"] = self._progress
         variation = self.sim.variation
         if variation is not None:
             info["variation"] = variation
         return info
-
-    def close(self) -> None:
-        """Free simulations and renderers that nobody else uses; closing twice is fine."""
-        super().close()
-        self._needs_reset = True

@@ -94,17 +94,13 @@ class TaskSchedule:
         """Return what an episode begins with.
 
         Args:
-            seed: The environment's own seed (base seed + env_index).
+            seed: The environment's own seed (base seed + env_index), see :meth:`check`.
             episode: Number of the episode since that seed was set, from 0.
 
         Returns:
             The task's id; the seed that all of the group share, by which layouts are drawn (the
             environment's own with ``group_size=1``); and the generator that draws the layout.
-
-        Raises:
-            ConfigError: If there is no such episode, see :meth:`check`.
         """
-        seed, episode = self.check(seed, episode)
         key_seed = seed - self.env_index % self.group_size
         rng = np.random.default_rng([key_seed, episode])
         # Drawn in every mode, so that the layouts that follow are the same in all of them.
