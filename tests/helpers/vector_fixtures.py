@@ -30,7 +30,7 @@ class _Server:
     def _started():
         """Return a server that answers: one that still starts opens files."""
         server = ProcessServer.acquire()
-        server.load("vla_gym.vector.preload:preload", [], "lite", timeout=120)
+        server.load("vla_gym.vector.preload:preload", tasks=[], assets="lite", timeout=120)
         return server
 
 

@@ -70,8 +70,8 @@ def spawn(
     return server.spawn(f"worker_targets:{target}", payload, fds, {}, timeout=LONG)
 
 
-def preload(server: ProcessServer, *arguments: Any, **named: Any) -> None:
-    server.load("vla_gym.vector.preload:preload", *arguments, **named)
+def preload(server: ProcessServer, tasks: Any, assets: str, **named: Any) -> None:
+    server.load("vla_gym.vector.preload:preload", tasks=tasks, assets=assets, **named)
 
 
 def spawn_with_pipe(
@@ -643,7 +643,8 @@ def test_the_end_of_the_trainer_while_the_server_is_busy(endless_preload, end):
     def interrupt(*_): raise Interrupt
     signal.signal(signal.SIGUSR1, interrupt)
     try:
-        server.load("vla_gym.vector.preload:preload", [("goal", 8)], "lite", timeout=1000)
+        tasks = [("goal", 8)]
+        server.load("vla_gym.vector.preload:preload", tasks=tasks, assets="lite", timeout=1000)
     except Interrupt:
         began = time.monotonic()
         server.release()

@@ -50,11 +50,7 @@ class WorkerHandle:
 
 
 class ProcessPool:
-    """Processes that run ``vla_gym.vector.worker.main``.
-
-    Attributes:
-        blocks: Environment ids of each worker.
-    """
+    """Processes that run ``vla_gym.vector.worker.main``; see :class:`~vla_gym.vector.pool.Pool`."""
 
     def __init__(
         self,

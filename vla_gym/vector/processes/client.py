@@ -36,9 +36,6 @@ class ProcessServer:
     """One process server; get it by :meth:`acquire`, give it back by :meth:`release`.
 
     All users in a trainer process share one server. Every method may be called from any thread.
-
-    Attributes:
-        pid: Process id of the server.
     """
 
     def __init__(self) -> None:
@@ -60,11 +57,7 @@ class ProcessServer:
 
     @classmethod
     def acquire(cls) -> ProcessServer:
-        """Return the server of this process; one is started when there is none that runs.
-
-        Raises:
-            WorkerError: If it cannot be started.
-        """
+        """Return the server of this process; one is started when there is none that runs."""
         global _current
         with _current_lock:
             if _current is None or not _current.alive:
@@ -91,14 +84,12 @@ class ProcessServer:
         """Whether the server runs, as far as is known without asking it."""
         return self._obituary is None and self._process.poll() is None
 
-    def load(self, target: str, *arguments: Any, timeout: float, **named: Any) -> None:
-        """Call ``target(*arguments, **named)`` in the server: later workers share what it loads.
+    def load(self, target: str, *, timeout: float, **arguments: Any) -> None:
+        """Call ``target(**arguments)`` in the server: later workers share what it loads.
 
-        Raises:
-            VlaGymError: What the function raised; other errors come as WorkerError.
-            ServerDied, WorkerError: See :meth:`spawn`, also for ``target`` and ``timeout``.
+        A VlaGymError of the function is raised here, others as WorkerError; see :meth:`spawn`.
         """
-        _, control = self._ask(None, target, (arguments, named), _ONE_THREAD, timeout)
+        _, control = self._ask(None, target, arguments, _ONE_THREAD, timeout)
         control.close()
 
     def spawn(
@@ -206,7 +197,7 @@ class WorkerProcess:
 
     Attributes:
         server: What has forked it.
-        pid: Its process id; nobody else gets it before the exit code is known here.
+        pid: Nobody else gets it before the exit code is known here.
     """
 
     def __init__(self, server: ProcessServer, pid: int, control: socket.socket) -> None:
@@ -216,10 +207,7 @@ class WorkerProcess:
     def exit_code(self, timeout: float) -> int | None:
         """Wait for its end, some seconds or, with 0, not at all; return its exit code.
 
-        It is negative for a signal, and None if it is not known after that time.
-
-        Raises:
-            ServerDied: If the server is gone, its workers are dead, too.
+        It is negative for a signal, None if it is not known then. ServerDied says that it is dead.
         """
         if self._exit_code is not None:
             return self._exit_code

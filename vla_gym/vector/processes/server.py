@@ -105,8 +105,7 @@ class Server:
                 self.workers[answer] = control
             else:
                 _enter(surroundings)
-                positional, named = arguments
-                _function(target)(*positional, **named)
+                _function(target)(**arguments)
                 gc.collect()
             message = pickle.dumps(answer)
         except Exception as error:
