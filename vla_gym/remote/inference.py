@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
+from vla_gym.envs.checks import MAX_TIMEOUT_S, as_integer, as_number
 from vla_gym.errors import ConfigError, WorkerError
 from vla_gym.vla.stateful import is_stateful
 
@@ -112,11 +113,9 @@ class InferenceServer:
                 f"The VLA {vla.name!r} has a state, which an inference server does not carry: "
                 "load it where the environments are."
             )
-        if max_rows < 1 or max_wait_s < 0.0:
-            raise ConfigError(
-                f"Expected max_rows >= 1 and max_wait_s >= 0, got {max_rows} and {max_wait_s}."
-            )
-        self._vla, self._max_rows, self._max_wait = vla, max_rows, max_wait_s
+        self._vla = vla
+        self._max_rows = as_integer(max_rows, "max_rows", 1)
+        self._max_wait = as_number(max_wait_s, "max_wait_s", 0, MAX_TIMEOUT_S)
         self._stats = InferenceStats()
         self._queue: queue.SimpleQueue[_Item] = queue.SimpleQueue()
         self._lock, self._closed = threading.Lock(), False

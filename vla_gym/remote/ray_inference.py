@@ -14,7 +14,8 @@ from typing import Any
 
 import numpy as np
 
-from vla_gym.errors import ConfigError, WorkerError
+from vla_gym.envs.checks import MAX_TIMEOUT_S, as_integer, as_number
+from vla_gym.errors import WorkerError
 from vla_gym.remote.inference import InferenceServer, Inferred, pack_weights
 from vla_gym.remote.ray_hosts import RayHosts, import_ray
 from vla_gym.remote.remote_vla import RemoteVLA, vla_facts
@@ -148,11 +149,9 @@ class RayInference:
             ConfigError: If a number is out of range, or Ray or its cluster is missing.
             WorkerError: If the VLA cannot be loaded.
         """
-        if actors < 1 or max_rows < 1 or max_wait_s < 0.0:
-            raise ConfigError(
-                "Expected actors >= 1, max_rows >= 1 and max_wait_s >= 0, got "
-                f"{actors}, {max_rows} and {max_wait_s}."
-            )
+        as_integer(actors, "actors", 1)
+        as_integer(max_rows, "max_rows", 1)
+        as_number(max_wait_s, "max_wait_s", 0, MAX_TIMEOUT_S)
         gpu = device.startswith("cuda")
         self._hosts: RayHosts | None = RayHosts(hosts, timeout, gpu=gpu)
         self._ray, self._timeout, self.version = import_ray(), timeout, 0
