@@ -31,7 +31,6 @@ class EnvTable:
         first: Number of environment 0 in the vector environment that this one is a part of.
         half: (N,) which half of the double buffer holds the current observation.
         busy: (N,) a command is under way.
-        each: (N,) its answer comes by itself, not with those of the worker's others.
         ended: (N,) a reset is due.
         killed: (N,) the last command was a step that died with its worker.
         restarted: (N,) the worker was restarted during the last command.
@@ -49,7 +48,7 @@ class EnvTable:
         self.first = first
         self.columns: dict[str, np.ndarray] = {}
         self.half = np.zeros(n, np.int8)
-        self.busy, self.each, self.ended = np.zeros(n, bool), np.zeros(n, bool), np.ones(n, bool)
+        self.busy, self.ended = np.zeros(n, bool), np.ones(n, bool)
         self.killed, self.restarted = np.zeros(n, bool), np.zeros(n, bool)
         self.lost = np.zeros(n, bool)
         self.options: dict[int, dict[str, Any]] = {}
@@ -112,10 +111,10 @@ class EnvTable:
             values[i] = state.infos.get(key, 0)
         self.texts[i] = state.infos.get(TEXT_INFO)
 
-    def begin(self, ids: np.ndarray, ops: np.ndarray, each: bool) -> None:
+    def begin(self, ids: np.ndarray, ops: np.ndarray) -> None:
         """Write down what environments are to do."""
         self.killed[ids] = self.restarted[ids] = False
-        self.busy[ids], self.each[ids] = True, each
+        self.busy[ids] = True
         self.columns["op"][ids], self.columns["half"][ids] = ops, 1 - self.half[ids]
         for of_the_last in (self.extras, self.options):
             if of_the_last:

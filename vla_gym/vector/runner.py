@@ -48,6 +48,7 @@ class Runner:
         self.restarts = 0
         self.tell: Callable[[str], None] = warn_of_restart
         self._max_restarts = max_restarts
+        self._each = False  # whether answers to what is under way come one by one
         n = sum(len(block) for block in self.blocks)
         self.worker_of = np.concatenate([np.full(len(b), w) for w, b in enumerate(self.blocks)])
         self.table = EnvTable(n, first)
@@ -91,8 +92,8 @@ class Runner:
         self, ids: np.ndarray, ops: np.ndarray, options: Mapping[int, dict[str, Any]], *, each: bool
     ) -> None:
         """Have environments do what ``ops`` says, with options for those that are reset."""
-        table = self.table
-        table.begin(ids, ops, each)
+        table, self._each = self.table, each
+        table.begin(ids, ops)
         table.options |= options
         if table.lost.any():
             for i in ids[table.lost[ids]].tolist():
@@ -112,7 +113,7 @@ class Runner:
         options = {i: table.options[i] for i in ids.tolist() if i in table.options}
         try:
             for worker, block in blocks:
-                self.pool.run(worker, block, each=bool(table.each[block[0]]), options=options)
+                self.pool.run(worker, block, each=self._each, options=options)
         except BaseException:
             table.give_up(ids)
             raise
