@@ -38,10 +38,8 @@ class HistoryBuffer:
         Raises:
             ConfigError: If an argument is out of range, or a space does not fit.
         """
-        length, stride = (
-            as_integer(value, name, 1, MAX_HISTORY)
-            for value, name in ((length, "length"), (stride, "stride"))
-        )
+        length = as_integer(length, "length", 1, MAX_HISTORY)
+        stride = as_integer(stride, "stride", 1, MAX_HISTORY)
         self.cameras = (frames,) if isinstance(frames, str) else tuple(frames)
         found = _check_spaces(self.cameras, observation_space, action_space)
         low, high = found.low, found.high

@@ -186,17 +186,15 @@ def _wants_plain(flat: Any, obs_keys: Any, string_infos: Any) -> bool:
 
 def _observe(
     envs: Any,
-    *,
     vla: str | FrozenVLA,
     rl_token: str | RLTokenEncoder | None,
     chunk_len: int,
     device: str,
-    keep_images: bool,
-    keep_inputs: bool,
+    **keep: bool,
 ) -> VectorFrozenVLAObservation:
     """Let a VLA, which is loaded where this is called, look at the frames of environments."""
     model, encoder, chunk_len = _load(vla, rl_token, chunk_len, device)
-    return VectorFrozenVLAObservation(envs, model, encoder, keep_images, chunk_len, keep_inputs)
+    return VectorFrozenVLAObservation(envs, model, encoder, chunk_len=chunk_len, **keep)
 
 
 def _load(

@@ -17,11 +17,6 @@ from vla_gym.suites.protocol import Simulation, Suite
 if TYPE_CHECKING:
     from vla_gym.sim import SceneRenderer
 
-NO_RENDER_MODE = (
-    "render() returns None: make the environment with render_mode='rgb_array' for images, or with "
-    "render_mode='human' for a window."
-)
-
 
 class CameraEnv(gym.Env[dict[str, Any], np.ndarray]):
     """Images, depth, segmentation and camera matrices of an environment.
@@ -143,7 +138,10 @@ class CameraEnv(gym.Env[dict[str, Any], np.ndarray]):
     def render(self) -> np.ndarray | None:
         """Return an upright image of the main camera, (S, S, 3) uint8; None without a mode."""
         if self.render_mode is None:
-            gym.logger.warn(NO_RENDER_MODE)
+            gym.logger.warn(
+                "render() returns None: make the environment with render_mode='rgb_array' for "
+                "images, or with render_mode='human' for a window."
+            )
             return None
         image = np.empty(self._image_shape, np.uint8)
         self._scenes.render(self.sim, [image], [next(iter(self._suite.cameras.values()))])
