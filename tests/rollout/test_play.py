@@ -73,7 +73,9 @@ def test_the_outcome_has_its_colour(status: Status, shown: Any, absent: Any) -> 
 def test_the_instruction_is_never_wider_than_the_tile() -> None:
     lines = _wrap(LONG, 64)
     assert len(lines) > 5 and " ".join(lines) == LONG
-    tile = draw_tile([np.zeros((64, 64, 3), np.uint8)], LONG, Status("a long name", 9, 10))
+    tile = draw_tile(
+        [np.zeros((64, 64, 3), np.uint8)], LONG, Status("a long name", 9, 10), len(lines)
+    )
     assert tile.shape[1:] == (64, 3) and tile.shape[0] > 64 + 10 * len(lines)
 
 

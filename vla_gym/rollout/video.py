@@ -64,7 +64,7 @@ class Status:
 
 
 def draw_tile(
-    images: Sequence[np.ndarray], instruction: str, status: Status, rows: int | None = None
+    images: Sequence[np.ndarray], instruction: str, status: Status, rows: int
 ) -> np.ndarray:
     """Return a tile: camera images side by side over an instruction and a status.
 
@@ -73,22 +73,20 @@ def draw_tile(
         instruction: What the policy is told.
         status: The rest of the caption.
         rows: Lines that the instruction has room for, see :func:`text_rows`, so that tiles of
-            several instructions are equally high; None: as many as it needs.
+            several instructions are equally high.
 
     Returns:
         (height, width, 3) uint8; both are even, as H.264 wants them, if S is.
     """
     size, width = len(images[0]), len(images[0]) * len(images)
     font, line = _font(width)
-    lines = _wrap(instruction, width)
-    rows = len(lines) if rows is None else rows
     height = size + _MARGIN + (rows + 1) * line + _BAR
     height += height % 2
     tile = Image.new("RGB", (width, height), BACKGROUND)
     tile.paste(Image.fromarray(np.concatenate(images, axis=1)), (0, 0))
     draw = ImageDraw.Draw(tile)
     y = size + _MARGIN // 2
-    for row, text in enumerate(lines):
+    for row, text in enumerate(_wrap(instruction, width)):
         draw.text((_MARGIN, y + row * line), text, fill=WHITE, font=font)
     y += rows * line
     steps = f"step {status.step}/{status.limit}"
