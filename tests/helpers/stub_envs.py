@@ -103,6 +103,7 @@ class StubEnv(gym.Env[dict[str, Any], np.ndarray]):
     """
 
     metadata: dict[str, Any] = {"render_modes": ["rgb_array"], "render_fps": 20}
+    render_mode = "rgb_array"
 
     def __init__(
         self,
@@ -114,11 +115,10 @@ class StubEnv(gym.Env[dict[str, Any], np.ndarray]):
         delay: float = 0.0,
         executed: int | None = 4,
         rich_info: bool = False,
-        render_mode: str | None = "rgb_array",
     ) -> None:
         self.index, self.script, self.executed = index, script, executed
         self.faults, self.gates, self.delay = tuple(faults), tuple(gates), delay
-        self.rich_info, self.render_mode = rich_info, render_mode
+        self.rich_info = rich_info
         self.observation_space = spaces.Dict(
             {
                 "image": spaces.Box(0, 255, IMAGE, np.uint8),
@@ -224,8 +224,8 @@ class StubEnv(gym.Env[dict[str, Any], np.ndarray]):
             more["odd"] = self.count
         return more
 
-    def render(self) -> np.ndarray | None:
-        return self.observe()["image"] if self.render_mode else None
+    def render(self) -> np.ndarray:
+        return self.observe()["image"]
 
     def get_state(self) -> dict[str, Any]:
         names = ("_seed_value", "_next", "episode", "count", "total", "task_id", "init_state_id")
@@ -250,9 +250,6 @@ class StubEnv(gym.Env[dict[str, Any], np.ndarray]):
 
     def fail(self) -> None:
         raise KeyError("stub call")
-
-    def environment(self, name: str) -> str | None:
-        return os.environ.get(name)
 
 
 class Unseekable(StubEnv):

@@ -335,17 +335,16 @@ def follow(
     seed: Any,
     episodes: int,
     *,
-    max_steps: int = 200,
     stagger: Sequence[int] = (),
-) -> int:
-    """Play until each env has ended ``episodes`` episodes; return the number of steps.
+) -> None:
+    """Play until each env has ended ``episodes`` episodes.
 
     The envs ``stagger`` are reset after the first step, so that not all end at the same time.
     """
     follower.check_reset(envs.reset(seed=seed))
-    for step in range(max_steps):
+    for step in range(200):
         if min(follower.finished) >= episodes:
-            return step
+            return
         reset = list(stagger) if step == 1 else []
         if follower.mode == DISABLED:
             reset += np.flatnonzero(follower.due).tolist()
@@ -353,7 +352,7 @@ def follow(
             mask = np.isin(np.arange(follower.num_envs), reset)
             follower.check_masked_reset(envs.reset(options={"reset_mask": mask}), mask)
         follower.check_step(envs.step(follower.actions()))
-    raise AssertionError(f"only {follower.finished} episodes after {max_steps} steps")
+    raise AssertionError(f"only {follower.finished} episodes after 200 steps")
 
 
 def play_alike(
