@@ -95,6 +95,8 @@ def test_calls_in_the_wrong_order(make_vec):
     for ids in ([2], [-1], [0, 0], []):
         with pytest.raises(ConfigError):
             envs.send(np.zeros((len(ids), 3), np.float32), ids)
+    with pytest.raises(ConfigError, match="min_envs must be an integer, got 1.5"):
+        envs.recv(1.5)
     expected.check_step(envs.recv(), ids=[1])
     with pytest.raises(ConfigError, match="Nothing was sent"):
         envs.recv()
@@ -262,8 +264,8 @@ def test_groups_spread_over_the_workers(make_vec, num_envs, workers, k):
         for group in groups:
             loads = np.bincount(envs.worker_of[group], minlength=workers)
             assert loads.max() - loads.min() <= 1, f"{group} on workers {envs.worker_of[group]}"
-    for wrong in (0, num_envs + 1):
-        with pytest.raises(ConfigError):
+    for wrong in (0, num_envs + 1, 1.5):
+        with pytest.raises(ConfigError, match="number of groups must be"):
             envs.groups(wrong)
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from gymnasium.vector import AutoresetMode, VectorEnv
 
-from vla_gym.envs.checks import check_flag, check_keywords
+from vla_gym.envs.checks import as_integer, check_flag, check_keywords
 from vla_gym.envs.libero import LiberoEnv
 from vla_gym.errors import ConfigError
 from vla_gym.remote.links import Wanted
@@ -154,7 +154,8 @@ class RemoteVectorEnv(LiberoVectorEnv):
         if env_ids is not None:
             self._pool.wanted = Wanted(ids=frozenset(np.asarray(env_ids).reshape(-1).tolist()))
         elif min_envs is not None:
-            self._pool.wanted = Wanted(count=int(min_envs) - len(self._table.finished))
+            count = as_integer(min_envs, "min_envs") - len(self._table.finished)
+            self._pool.wanted = Wanted(count=count)
         try:
             return super().recv(min_envs, timeout, env_ids=env_ids)
         finally:

@@ -10,7 +10,7 @@ import numpy as np
 from gymnasium.error import AlreadyPendingCallError, NoAsyncCallError
 from gymnasium.vector import AutoresetMode
 
-from vla_gym.envs.checks import as_options, check_keywords
+from vla_gym.envs.checks import as_integer, as_options, check_keywords
 from vla_gym.envs.libero import LiberoEnv
 from vla_gym.errors import ConfigError
 from vla_gym.vector.batch import Arrays
@@ -270,7 +270,7 @@ class LiberoVectorEnv(VectorEnvBase):
             going = int(table.busy.sum()) + len(finished)
             if not going:
                 raise ConfigError("Nothing was sent: call send() or reset_send() first.")
-            wanted = going if min_envs is None else int(min_envs)
+            wanted = going if min_envs is None else as_integer(min_envs, "min_envs")
             if not 1 <= wanted <= going:
                 raise ConfigError(f"recv() can wait for 1 to {going} environments, got {wanted}.")
             self._wait(lambda: len(finished) >= wanted, timeout)
