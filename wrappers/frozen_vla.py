@@ -93,7 +93,7 @@ class FrozenVLAObservation(gym.Wrapper[dict[str, Any], np.ndarray, dict[str, Any
         if self.features.memory.is_stateful:
             self._last.check(state.kept)
             obs = self.env.get_wrapper_attr("set_state")(inner)
-            self._last.load(0, state.kept)
+            self._last.restore(0, state.kept)
             return self._joined(obs)
         obs = self.env.get_wrapper_attr("set_state")(inner)
         suite = self.env.get_wrapper_attr("suite")

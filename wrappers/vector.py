@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import gymnasium as gym
@@ -99,7 +99,7 @@ class FrozenVLAObservation(VectorEpisodeWrapper):
         self.vla, self.rl_token = self.features.vla, self.features.rl_token
         self.single_observation_space = self.features.space
         self.observation_space = batch_space(self.features.space, env.num_envs)
-        self._last = LastFrames(self.features, env.num_envs)
+        self._kept = self._last = LastFrames(self.features, env.num_envs)
 
     @property
     def vla_seconds(self) -> float:
@@ -201,15 +201,6 @@ class FrozenVLAObservation(VectorEpisodeWrapper):
 
     def _observe(self, obs: Obs, env_ids: np.ndarray) -> Obs:
         return self._convert(obs, {}, env_ids, env_ids[:0])[0]
-
-    def _save(self, env_id: int) -> dict[str, Any]:
-        return self._last.save(env_id)
-
-    def _check(self, kept: Mapping[str, Any]) -> None:
-        self._last.check(kept)
-
-    def _restore(self, env_id: int, kept: Mapping[str, Any]) -> None:
-        self._last.load(env_id, kept)
 
 
 def _final(

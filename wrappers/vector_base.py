@@ -136,9 +136,11 @@ class VectorEpisodeWrapper(VectorObservationWrapper):
     """Keeps something of every environment's running episode, and adds it to the observations.
 
     It takes note of the actions that environments are stepped with, and of steps that begin an
-    episode instead. A subclass gives ``_convert_reset`` and ``_convert_step``, and says with
-    ``_observe``, ``_save``, ``_check`` and ``_restore`` what is kept.
+    episode instead. A subclass gives ``_convert_reset``, ``_convert_step`` and ``_observe``. What
+    is kept has ``save``, ``check`` and ``restore``, or the subclass has them with an underscore.
     """
+
+    _kept: Any
 
     def __init__(self, env: gym.vector.VectorEnv[Obs, np.ndarray, np.ndarray]) -> None:
         """Wrap a vector of environments with Box actions."""
@@ -236,15 +238,16 @@ class VectorEpisodeWrapper(VectorObservationWrapper):
 
     def _save(self, env_id: int) -> dict[str, Any]:
         """Return what is kept of an environment's episode, by name."""
-        raise NotImplementedError
+        saved: dict[str, Any] = self._kept.save(env_id)
+        return saved
 
     def _check(self, kept: Mapping[str, Any]) -> None:
         """Raise ConfigError if what a state has kept does not fit."""
-        raise NotImplementedError
+        self._kept.check(kept)
 
     def _restore(self, env_id: int, kept: Mapping[str, Any]) -> None:
         """Take over what a state has kept."""
-        raise NotImplementedError
+        self._kept.restore(env_id, kept)
 
 
 def begins_anew(state: Any) -> bool:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import gymnasium as gym
@@ -35,7 +35,7 @@ class History(VectorEpisodeWrapper):
         """Wrap a vector of environments; see :class:`vla_gym.wrappers.History`."""
         super().__init__(env)
         n, action_space = env.num_envs, env.single_action_space
-        self._buffer = HistoryBuffer(
+        self._kept = self._buffer = HistoryBuffer(
             n, length, stride, frames, env.single_observation_space, action_space
         )
         self.single_observation_space = self._buffer.space
@@ -73,12 +73,3 @@ class History(VectorEpisodeWrapper):
     def _observe(self, obs: Obs, env_ids: np.ndarray) -> Obs:
         self._buffer.see(env_ids, obs)
         return {**obs, **self._buffer.read(env_ids)}
-
-    def _save(self, env_id: int) -> dict[str, Any]:
-        return self._buffer.save(env_id)
-
-    def _check(self, kept: Mapping[str, Any]) -> None:
-        self._buffer.check(kept)
-
-    def _restore(self, env_id: int, kept: Mapping[str, Any]) -> None:
-        self._buffer.restore(env_id, kept)

@@ -36,14 +36,8 @@ class LastFrames:
     ) -> list[str]:
         """Take note of new instructions; return those of the rows that the VLA is to look at.
 
-        Args:
-            infos: Of n rows.
-            env_ids: (n,) environment of each row.
-            fresh: Positions of new observations.
-            finals: Positions of final observations; those belong to the episodes that have ended.
-
-        Raises:
-            ConfigError: If an environment has not told its instruction.
+        Fresh and final ones, by their positions among the n rows; the latter belong to the
+        episodes that have ended. ConfigError if one was never told.
         """
         before = self.instructions[env_ids]
         ended = heard(before, infos.get("final_info", {}))
@@ -96,7 +90,7 @@ class LastFrames:
                 "the environments with the RL token and the chunk length that they had."
             )
 
-    def load(self, env_id: int, kept: Mapping[str, Any]) -> None:
+    def restore(self, env_id: int, kept: Mapping[str, Any]) -> None:
         """Take over what :meth:`check` has seen."""
         self._features.memory.load(env_id, kept["memory"])
         self.instructions[env_id] = kept["instruction"]

@@ -182,12 +182,7 @@ def _extras(
 
 
 def _beside_columns(infos: Mapping[str, Any], present: np.ndarray) -> dict[str, Any]:
-    """Return the infos with masks of the rows in which they are in no column.
-
-    Args:
-        infos: Of n rows.
-        present: (n,) bits of the infos that are in columns.
-    """
+    """Return infos with masks of the rows in which no column has them; bits say which it has."""
     found: dict[str, Any] = {}
     for key, values in infos.items():
         mask = infos.get(f"_{key}")

@@ -82,19 +82,14 @@ class EnvRow:
         same_step: bool,
         first: int = 0,
     ) -> None:
-        """Take over an environment.
+        """Take over an environment that is not reset yet.
 
-        Args:
-            env: The environment, not reset yet.
-            index: Its row.
-            table: The shared arrays, see ``shared_memory.table_layout``.
-            same_step: Whether an ended episode is followed by a reset in the same step.
-            first: Number of row 0's environment where the table is that of a part.
+        The table is that of ``shared_memory.table_layout``; ``first``: see :class:`EnvTable`.
         """
         self.env, self.index, self._number, self._same_step = env, index, first + index, same_step
         self._table = table
         names = list(leaves(env.observation_space))
-        # Rows of one environment as arrays; [()] keeps a view even of a scalar column.
+        # Rows of one environment as arrays; with the dots a scalar's is a view, too.
         self._halves = [{n: table[n][half, index, ...] for n in names} for half in (0, 1)]
         self._final = {n: table[f"final_{n}"][index, ...] for n in names} if same_step else {}
         self._unwrapped: Any = env.unwrapped
