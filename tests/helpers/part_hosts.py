@@ -38,6 +38,10 @@ class BreakableShard(Part):
         super().submit(command, *arguments).add_done_callback(deliver)
         return outer
 
+    def kill(self) -> None:
+        """Also if the part is lost: its thread must not stay."""
+        super().submit("close")
+
     def lose(self) -> None:
         """Cut the part off: nothing that it says arrives any more."""
         self.lost = True

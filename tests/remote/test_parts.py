@@ -18,7 +18,7 @@ import gymnasium as gym
 import numpy as np
 import pytest
 from forks import in_fork
-from part_hosts import BreakableHosts, BreakableShard
+from part_hosts import BreakableHosts
 from remote_play import play_groups, play_whoever_is_done
 from stub_envs import LIMIT, Fault, Gate, StubEnv, Unseekable, stub_factory
 from vector_reference import (
@@ -498,11 +498,3 @@ def test_states_of_a_part_that_was_lost_are_those_of_the_next_episodes(make_vec,
     with pytest.warns(WorkerRestartWarning):
         obs = envs.set_state(states)
     assert obs["proprio"][:, 1:3].tolist() == [[0, 1], [0, 1], [1, 0], [1, 0]]
-
-
-def test_a_part_that_is_killed_ends_its_thread_even_if_its_machine_is_lost() -> None:
-    part = BreakableShard()
-    part.lose()
-    part.kill()
-    part._thread.join(10.0)
-    assert not part._thread.is_alive()

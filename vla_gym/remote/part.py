@@ -79,7 +79,7 @@ class Part:
 
     def kill(self) -> None:
         """End the thread when it has done what it was told before."""
-        Part.submit(self, "close")  # whatever a subclass makes of it
+        self.submit("close")
 
     def _serve(self) -> None:
         while True:

@@ -289,18 +289,20 @@ class VectorEnvBase(VectorEnv[Any, Any, np.ndarray]):
         return ids.astype(np.int64)
 
     def _seed(self, ids: np.ndarray, seed: int | Sequence[int | None] | None) -> None:
-        if seed is None and self.seeded:
-            return
         if seed is None:
+            if self.seeded:
+                return
             seed = int(self.np_random.integers(2**31))
-        whole = int(seed) if isinstance(seed, int | np.integer) else None
-        first = not self.seeded  # of some environments seeds the others too
-        rows, seeds = self._plan.seeds(self._everyone if first and whole is not None else ids, seed)
-        if whole is not None:
-            super().reset(seed=whole)
-        elif first:
-            self._table.seed(*self._plan.seeds(self._everyone, int(self.np_random.integers(2**31))))
-        self._table.seed(rows, seeds)
+        # The first reset seeds all environments, of whichever it is.
+        if isinstance(seed, int | np.integer):
+            seeds = self._plan.seeds(ids if self.seeded else self._everyone, seed)
+            super().reset(seed=int(seed))
+        else:
+            seeds = self._plan.seeds(ids, seed)
+            if not self.seeded:
+                drawn = int(self.np_random.integers(2**31))
+                self._table.seed(*self._plan.seeds(self._everyone, drawn))
+        self._table.seed(*seeds)
         self.seeded = True
 
     def _wait(self, enough: Callable[[], bool], timeout: float | None) -> None:
