@@ -69,19 +69,17 @@ class _Request(NamedTuple):
     came: float
     future: Future[Inferred]
 
+    @property
+    def arrays(self) -> dict[str, np.ndarray]:
+        return {**self.images, "proprio": self.proprio}
+
     def kinds(self) -> dict[str, Any]:
         """Return shape and type of a row by camera, and of proprioception."""
-        rows = {**self.images, "proprio": self.proprio}
-        return {name: (array.shape[1:], array.dtype) for name, array in rows.items()}
+        return {name: (array.shape[1:], array.dtype) for name, array in self.arrays.items()}
 
     def check(self) -> None:
-        """Check that there are as many rows of everything.
-
-        Raises:
-            ConfigError: If not.
-        """
-        arrays = {**self.images, "proprio": self.proprio}
-        rows = {name: array.shape[:1] for name, array in arrays.items()}
+        """Raise ConfigError if there are not as many rows of everything."""
+        rows = {name: array.shape[:1] for name, array in self.arrays.items()}
         if set(rows.values()) != {(len(self.instructions),)}:
             raise ConfigError(
                 f"Expected as many rows of images and proprio as instructions, "

@@ -190,8 +190,8 @@ class EnvPlan:
             ids = np.flatnonzero(mask)
         per_env: dict[int, dict[str, Any]] = {i: {} for i in ids.tolist()}
         for key, value in options.items():
-            array = np.ndim(value) == 1 if isinstance(value, np.ndarray) else False
-            listed = array or isinstance(value, list | tuple)
+            is_row = isinstance(value, np.ndarray) and value.ndim == 1
+            listed = is_row or isinstance(value, list | tuple)
             each = key in _OPTIONS and listed and len(value) == self.num_envs
             if self.plain and key in _OPTIONS and listed and not each:
                 raise ConfigError(

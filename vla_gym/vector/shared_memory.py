@@ -45,8 +45,7 @@ INFO_TYPES: dict[str, type] = {
 INFO_SHAPES = {"variation": (VARIATION_WIDTH,)}
 #: Sent only when it changes; the last bit of the masks says that it is there.
 TEXT_INFO = "instruction"
-INFO_KEYS = (*INFO_TYPES, TEXT_INFO)
-INFO_BITS = {key: 1 << bit for bit, key in enumerate(INFO_KEYS)}
+INFO_BITS = {key: 1 << bit for bit, key in enumerate((*INFO_TYPES, TEXT_INFO))}
 _DTYPES = {bool: "?", int: "<i8", float: "<f8", np.ndarray: "<f8"}
 
 
