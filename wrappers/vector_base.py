@@ -127,10 +127,6 @@ class VectorObservationWrapper(_Wrapper):
     def _note(self, env_ids: np.ndarray, actions: Any) -> None:
         """Take note that environments have been sent actions; nothing by default."""
 
-    def _env_ids(self, infos: dict[str, Any]) -> np.ndarray:
-        """Return the environment of each row of a step."""
-        return np.asarray(infos.get("env_id", np.arange(self.num_envs)))
-
 
 class VectorEpisodeWrapper(VectorObservationWrapper):
     """Keeps something of every environment's running episode, and adds it to the observations.
@@ -221,7 +217,7 @@ class VectorEpisodeWrapper(VectorObservationWrapper):
             were executed: 0 where the step was a reset, and where a worker died over it; a large
             number if nobody says.
         """
-        env_ids = self._env_ids(infos)
+        env_ids = np.asarray(infos.get("env_id", self._everyone))
         begun = self._resetting[env_ids]
         if "elapsed_steps" in infos:
             # An exception out of a step ends episodes of which no flag tells: the next step resets.

@@ -204,7 +204,7 @@ class LiberoEnvBase(CameraEnv):
         return self.sim.task_model
 
     @property
-    def _cluttered(self) -> bool:
+    def cluttered(self) -> bool:
         """Whether scenes with clutter are played."""
         return self.variation is not None and self.variation.distractors > 0
 

@@ -105,7 +105,7 @@ class LiberoEnv(LiberoEnvBase):
         # Drawn in any case, so that an option changes nothing else.
         drawn, key_seed, rng = self._plays.task_and_rng(self._seed, self._episode)
         task_id = drawn if task_id is None else task_id
-        model = self._model(task_id, clutter=self._cluttered)
+        model = self._model(task_id, clutter=self.cluttered)
         if init_state_id is None and self._turn:
             init_state_id = self._turn[(key_seed + self._episode) % len(self._turn)]
         if init_state_id is None:

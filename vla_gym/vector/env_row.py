@@ -205,9 +205,10 @@ class EnvRow:
         self._text = None  # the trainer's text is now the state's: say the next one anyway
 
     def _method(self, name: str) -> Any:
-        if self.env is not self._unwrapped and not any(
-            name in vars(type(layer)) for layer in _layers(self.env)
-        ):
+        layer, is_known = self.env, self.env is self._unwrapped
+        while isinstance(layer, gym.Wrapper):
+            layer, is_known = layer.env, is_known or name in vars(type(layer))
+        if not is_known:
             raise ConfigError(
                 f"{name} knows nothing of what the wrappers {self.env} hold or change. Give one of "
                 f"them a {name} method, or use an environment without env_wrappers."
@@ -231,12 +232,3 @@ class EnvRow:
     def set_attr(self, name: str, value: Any) -> None:
         """Set an attribute of the environment or of the wrapper that has it."""
         self.env.set_wrapper_attr(name, value)
-
-
-def _layers(env: gym.Env[Any, Any]) -> list[gym.Env[Any, Any]]:
-    """Return the wrappers around an environment, outermost first."""
-    found: list[gym.Env[Any, Any]] = []
-    while isinstance(env, gym.Wrapper):
-        found.append(env)
-        env = env.env
-    return found

@@ -114,7 +114,7 @@ class EnvPlan:
                 for task in (get_suite(suite).tasks[i] for i in sorted(set().union(*lists)))
             ],
             "assets": str(env.assets),
-            "clutter": env.variation is not None and env.variation.distractors > 0,
+            "clutter": env.cluttered,
             "images": bool(env_wrappers) or draws,
             "drawing": env.drawing if draws else None,
         }

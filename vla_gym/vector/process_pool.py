@@ -179,7 +179,8 @@ class ProcessPool:
         """
         end = None if timeout is None else time.monotonic() + timeout
         while True:
-            deadline = self._next_deadline()
+            busy = [handle for handle in self._handles.values() if handle.busy]
+            deadline = min((handle.active_at + handle.limit for handle in busy), default=inf)
             wait = deadline - time.monotonic()
             if wait == inf and end is None:
                 return []  # nothing is under way: nobody would ever answer
@@ -193,10 +194,6 @@ class ProcessPool:
                 events += self._expired()
             if events or (end is not None and time.monotonic() >= end):
                 return events
-
-    def _next_deadline(self) -> float:
-        busy = [handle for handle in self._handles.values() if handle.busy]
-        return min((handle.active_at + handle.limit for handle in busy), default=inf)
 
     def _expired(self) -> list[Event]:
         now, events = time.monotonic(), []
