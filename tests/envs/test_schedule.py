@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import pickle
 from collections import Counter
+from typing import get_args
 
 import numpy as np
 import pytest
 
 from vla_gym.envs.libero import LiberoEnv
-from vla_gym.envs.schedule import TASK_SAMPLINGS, TaskSchedule
+from vla_gym.envs.schedule import TaskSampling, TaskSchedule
 from vla_gym.errors import ConfigError, UnknownTaskError
 
+TASK_SAMPLINGS = get_args(TaskSampling)
 LISTS = [[4], [7, 8], [0, 3, 5, 7, 9], list(range(10))]
 
 

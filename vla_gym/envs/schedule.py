@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Literal
+from typing import Literal, get_args
 
 import numpy as np
 
@@ -11,7 +11,6 @@ from vla_gym.envs.checks import MAX_ENVS, MAX_SEED, as_integer, as_number, check
 from vla_gym.errors import ConfigError
 
 TaskSampling = Literal["uniform", "round_robin", "balanced"]
-TASK_SAMPLINGS: tuple[TaskSampling, ...] = ("uniform", "round_robin", "balanced")
 
 # Sets the generator of a block's order apart from those of episodes: no episode number is as large.
 _BLOCK_TAG = 0xB10C5EED
@@ -58,7 +57,7 @@ class TaskSchedule:
         Raises:
             ConfigError: If the list is empty, or another argument is out of range.
         """
-        check_choice(sampling, "task_sampling", TASK_SAMPLINGS)
+        check_choice(sampling, "task_sampling", get_args(TaskSampling))
         self.task_ids = tuple(as_integer(task_id, "task_id", 0) for task_id in task_ids)
         if not self.task_ids:
             raise ConfigError("number of task_ids must be at least 1, got 0.")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, Literal
+from typing import Any
 
 import gymnasium as gym
 import numpy as np
@@ -12,6 +12,7 @@ from gymnasium.vector import AutoresetMode
 
 from vla_gym.envs.checks import as_integer, as_options, check_keywords
 from vla_gym.envs.libero import LiberoEnv
+from vla_gym.envs.schedule import TaskSampling
 from vla_gym.errors import ConfigError
 from vla_gym.vector.batch import Arrays
 from vla_gym.vector.plan import EnvPlan, check_limits, parse_autoreset_mode
@@ -49,7 +50,7 @@ class LiberoVectorEnv(VectorEnvBase):
         *,
         workers: int | None = None,
         task_ids: int | str | Sequence[int | str] | Sequence[Sequence[int | str]] | None = None,
-        task_sampling: Literal["uniform", "round_robin", "balanced"] = "uniform",
+        task_sampling: TaskSampling = "uniform",
         group_size: int = 1,
         autoreset_mode: AutoresetMode | str = AutoresetMode.NEXT_STEP,
         copy: bool = True,
