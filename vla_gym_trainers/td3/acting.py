@@ -4,24 +4,26 @@ from __future__ import annotations
 
 import contextlib
 import copy
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import torch
+from stable_baselines3.common.vec_env import VecEnv
 from torch import Tensor
 
 from vla_gym.errors import WorkerError
 from vla_gym_trainers.networks import reference_chunk
-from vla_gym_trainers.rollout.chunks import ChunkStep, Observation, own
-from vla_gym_trainers.rollout.collector import Collector
+from vla_gym_trainers.rollout.chunks import ChunkStep, Observation
+from vla_gym_trainers.rollout.collector import Collector, Stopwatch
 from vla_gym_trainers.rollout.pipeline import Pipeline
 from vla_gym_trainers.runs.sb3_vec_env import envs_of
+from vla_gym_trainers.td3.algorithm_config import TD3Config
+from vla_gym_trainers.td3.exploration import ChunkNoise
 
 if TYPE_CHECKING:
-    from vla_gym_trainers.td3.algorithm import TD3BC
     from vla_gym_trainers.td3.policy import RLTokenPolicy
 
 
@@ -129,12 +131,18 @@ class Transition:
 class ChunkPlayer:
     """Plays blocks of chunks with the actor, or with the VLA in the warm-up, plus noise."""
 
-    def __init__(self, model: TD3BC, begun: int) -> None:
-        """Play in a model's environments, after ``begun`` chunks that were collected before."""
-        env, config = model.env, model.config
-        assert env is not None and model.exploration is not None
-        self.acting, self.exploration, self.clock = model.acting, model.exploration, model.clock
-        obs = own(model._last_obs) or None  # empty where the reset was put off
+    def __init__(
+        self,
+        env: VecEnv,
+        obs: Observation | None,
+        acting: ActingPolicy,
+        exploration: ChunkNoise,
+        clock: Stopwatch,
+        config: TD3Config,
+        begun: int,
+    ) -> None:
+        """Play on from ``obs`` (None: after a reset); ``begun`` chunks were collected before."""
+        self.acting, self.exploration, self.clock = acting, exploration, clock
         self.collector = Collector(envs_of(env), config.groups, obs)
         self.config, self.begun = config, begun
         self._set_tasks = partial(env.env_method, "set_task_weights")
@@ -195,47 +203,37 @@ def _write(into: Observation, rows: Observation, env_ids: np.ndarray) -> None:
 
 
 class Blocks(Pipeline[ActorWeights, list[Transition]]):
-    """Hands blocks out to a model; what it has collected at the end is kept for the next ``learn``.
+    """Hands the blocks of a player out to the learner.
 
     Attributes:
         player: Plays them.
     """
 
-    def __init__(self, model: TD3BC, num_blocks: int) -> None:
-        """Prepare so many blocks, beginning with those that the last ``learn`` has left."""
-        self._model, config, state = model, model.config, model.pipeline_state
-        waiting = 0 if state is None else len(state["ready"])
-        begun = model.num_timesteps + waiting * config.train_freq * model.n_envs
-        self.player = ChunkPlayer(model, begun)
+    def __init__(
+        self,
+        player: ChunkPlayer,
+        newest: Callable[[], ActorWeights],
+        keep: Callable[[], None],
+        num_blocks: int,
+        state: dict[str, Any] | None,
+    ) -> None:
+        """Prepare so many blocks, beginning with those that ``state`` has.
+
+        ``newest`` returns what acts in the next one, ``keep`` is called in each pause.
+        """
+        self.player, self._keep = player, keep
         super().__init__(
-            self.player.collect,
-            self._newest,
-            ahead=config.ahead,
+            player.collect,
+            newest,
+            ahead=player.config.ahead,
             deadline=BLOCK_SECONDS,
             limit=num_blocks,
             state=state,
         )
 
-    def __exit__(self, *error: Any) -> None:
-        """End collecting, whatever ended learning."""
-        try:
-            super().__exit__(*error)
-        finally:
-            self._keep()
-            self._model.pipeline = None
-
     @contextlib.contextmanager
     def paused(self) -> Iterator[None]:
-        """Let the environments stand still, for a checkpoint of the model."""
+        """Let the environments stand still, for a checkpoint."""
         with super().paused():
             self._keep()
             yield
-
-    def _newest(self) -> ActorWeights:
-        model, sampler = self._model, self._model.task_sampler
-        tasks = None if sampler is None else sampler.weights()
-        return ActorWeights.of(model.policy, model._critics_are_warm, tasks)
-
-    def _keep(self) -> None:
-        self._model.pipeline_state = self.state()
-        self._model._last_obs = self.player.collector.obs

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from contextlib import nullcontext
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from copy import copy
 from dataclasses import fields
 from typing import Any, ClassVar
@@ -19,11 +20,11 @@ from stable_baselines3.common.type_aliases import GymEnv, MaybeCallback
 from torch import Tensor
 
 from vla_gym.errors import ConfigError
-from vla_gym_trainers.rollout.chunks import Observation
+from vla_gym_trainers.rollout.chunks import Observation, own
 from vla_gym_trainers.rollout.collector import Stopwatch
 from vla_gym_trainers.rollout.pipeline import Collected
 from vla_gym_trainers.runs.sb3_vec_env import deferred_reset, sb3_vec_env
-from vla_gym_trainers.td3.acting import ActingPolicy, Blocks, Transition
+from vla_gym_trainers.td3.acting import ActingPolicy, ActorWeights, Blocks, ChunkPlayer, Transition
 from vla_gym_trainers.td3.algorithm_config import TD3Config
 from vla_gym_trainers.td3.episode_log import counts
 from vla_gym_trainers.td3.exploration import ChunkNoise
@@ -170,8 +171,7 @@ class TD3BC(TD3):
             )
         callback.on_training_start(locals(), globals())
         block = self.config.train_freq * self.n_envs
-        self.pipeline = Blocks(self, -(-(total - self.num_timesteps) // block))
-        with self.pipeline as pipeline:
+        with self._collecting(-(-(total - self.num_timesteps) // block)) as pipeline:
             while self.num_timesteps < total:
                 callback.on_rollout_start()
                 with self.clock("wait") if self.config.ahead else nullcontext():
@@ -252,6 +252,34 @@ class TD3BC(TD3):
             if steps and obs is not None:
                 self.fine_tuner.refresh_observation(obs)
         self.logger.record("train/vla_version", self.fine_tuner.version)
+
+    @contextmanager
+    def _collecting(self, num_blocks: int) -> Iterator[Blocks]:
+        """Make the pipeline; what it has collected at the end is kept for the next ``learn``."""
+        assert self.env is not None and self.exploration is not None
+        state, config = self.pipeline_state, self.config
+        waiting = 0 if state is None else len(state["ready"])
+        begun = self.num_timesteps + waiting * config.train_freq * self.n_envs
+        obs = own(self._last_obs) or None  # empty where the reset was put off
+        parts = (self.acting, self.exploration, self.clock, config, begun)
+        player = ChunkPlayer(self.env, obs, *parts)
+        self.pipeline = Blocks(player, self._newest, self._keep, num_blocks, state)
+        try:
+            with self.pipeline:
+                yield self.pipeline
+        finally:
+            self._keep()
+            self.pipeline = None
+
+    def _newest(self) -> ActorWeights:
+        """Return what acts in the next block."""
+        tasks = None if self.task_sampler is None else self.task_sampler.weights()
+        return ActorWeights.of(self.policy, self._critics_are_warm, tasks)
+
+    def _keep(self) -> None:
+        assert self.pipeline is not None
+        self.pipeline_state = self.pipeline.state()
+        self._last_obs = self.pipeline.player.collector.obs
 
     def _store(
         self,
