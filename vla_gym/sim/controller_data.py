@@ -116,23 +116,19 @@ def controller_gains(robot: RobotSpec) -> tuple[np.ndarray, np.ndarray]:
 
 
 def scale_arm_action(action: np.ndarray, robot: RobotSpec) -> np.ndarray:
-    """Return the clipped and scaled arm part of one action or several.
-
-    Args:
-        action: (..., 7) float64.
-        robot: Constants of the controller.
+    """Return the clipped and scaled arm part of an action (7,) float64.
 
     Returns:
-        (..., 6) position delta in metres and rotation vector in radians.
+        (6,) position delta in metres and rotation vector in radians.
     """
     scale = np.array([robot.position_scale] * 3 + [robot.rotation_scale] * 3)
     # Adding 0.0 turns a negative zero into a plain one, as upstream's output offset does.
-    return np.clip(action[..., :ARM_DIM], -1.0, 1.0) * scale + 0.0
+    return np.clip(action[:ARM_DIM], -1.0, 1.0) * scale + 0.0
 
 
-def has_rotation(scaled: np.ndarray) -> np.ndarray:
-    """Tell of scaled arm actions (..., 6) whether they ask for a new orientation target, (...)."""
-    return np.asarray(np.any(scaled[..., 3:] != 0.0, axis=-1))
+def has_rotation(scaled: np.ndarray) -> bool:
+    """Tell of a scaled arm action (6,) whether it asks for a new orientation target."""
+    return bool(np.any(scaled[3:] != 0.0))
 
 
 @numba.njit(cache=True)

@@ -13,7 +13,6 @@ from vla_gym.errors import ConfigError
 from vla_gym.outside import check_words
 from vla_gym.sim.access import ObservationTiming, SimAccess
 from vla_gym.sim.controller_data import ControllerState, StepTrace
-from vla_gym.sim.goal_tests import compile_tests
 from vla_gym.sim.model_io import load_shared
 from vla_gym.sim.osc_exact import ExactController
 from vla_gym.sim.osc_fast import FastController
@@ -70,7 +69,8 @@ class LiberoSim(SimAccess):
         self._settling = (settle_steps, settle_gripper)
         self._controller = ControllerState()
         parts = (self._model, self._data, task_model.robot, self._trace)
-        self._fast, self._exact = FastController(*parts), ExactController(*parts)
+        self._exact = ExactController(*parts)
+        self._loop = FastController(*parts) if physics == "fast" else self._exact
         self._variation: np.ndarray | None = None
         self._appearance: Appearance | None = None
         self.set_task(task_model)
@@ -83,7 +83,6 @@ class LiberoSim(SimAccess):
         """
         self._check_scene("task", task_model.scene_key)
         self.task_model = task_model
-        self._tests = compile_tests(task_model.goal)
 
     def reset(self, layout: Layout, *, settle: bool = True) -> None:
         """Start an episode from a layout.
@@ -157,8 +156,7 @@ class LiberoSim(SimAccess):
         Raises:
             InvalidActionError: Wrong shape or not finite; nothing has moved then.
         """
-        self._advance(as_action(action, (ACTION.size,))[None])
-        return self.success()
+        return self._advance(as_action(action, (ACTION.size,))[None])[1]
 
     def run_chunk(self, actions: np.ndarray, max_steps: int | None = None) -> tuple[int, bool]:
         """Execute control steps until the goal is reached or the chunk ends.
@@ -179,21 +177,17 @@ class LiberoSim(SimAccess):
             if max_steps < 1:
                 raise ConfigError(f"max_steps must be at least 1, got {max_steps}.")
             actions = actions[:max_steps]
-        done = 0
-        while done < len(actions):
-            done += self._advance(actions[done:])
-            if self.success():
-                return done, True
-        return done, False
+        return self._advance(actions)
 
-    def _advance(self, actions: np.ndarray) -> int:
-        """Execute checked actions until one may have reached the goal; return how many."""
+    def _advance(self, actions: np.ndarray) -> tuple[int, bool]:
+        """Execute checked actions until the goal is reached; return how many, and whether it is."""
         with self._shared.lock:
             self._write_model()
-            if self.physics == "fast":
-                return self._fast.run(actions, self._controller, self._tests)
-            self._exact.step(actions[0], self._controller)
-            return 1
+            for done, action in enumerate(actions, 1):
+                self._loop.step(action, self._controller)
+                if self.success():
+                    return done, True
+        return len(actions), False
 
     @property
     def variation(self) -> np.ndarray | None:

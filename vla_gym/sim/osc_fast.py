@@ -1,4 +1,4 @@
-"""The fast control loop: a whole chunk of control steps in one compiled call.
+"""The fast control loop: a control step in one compiled call.
 
 Upstream (robosuite's ``MujocoEnv.step`` and ``OperationalSpaceController``) runs, for each of the
 25 substeps of a control step, two ``mj_forward`` and one ``mj_step``. Here a substep is
@@ -25,7 +25,6 @@ from vla_gym.sim.controller_data import (
     rotation_delta,
     scale_arm_action,
 )
-from vla_gym.sim.goal_tests import is_candidate
 from vla_gym.sim.mj_native import mj_jacSite, mj_step1, mj_step2
 from vla_gym.sim.operational_space import (
     NULLSPACE_KP,
@@ -38,13 +37,15 @@ from vla_gym.suites.libero.spec import RobotSpec
 
 Arrays = tuple[np.ndarray, ...]
 
+_NO_ROTATION = np.eye(3)
+
 
 @compiled
 def _read_arm(
     model: int, data: int, views: Arrays, robot: tuple[Any, ...], work: Arrays, arm: Arrays
 ) -> None:
     """Fill ``arm`` (the fields of :class:`ArmReading`) from the present state."""
-    qpos, qvel, _, site_xpos, site_xmat, _, _, qM = views
+    qpos, qvel, _, site_xpos, site_xmat, _, qM = views
     site, _, q_adr, v_adr, mass_adr = robot[0:5]
     jac_p, jac_r = work[0:2]
     pos, mat, velocity, spin, jac_pos, jac_rot, mass, joint_pos, joint_vel = arm
@@ -100,12 +101,11 @@ def _run(
     goal: Arrays,
     work: Arrays,
     trace: Arrays,
-    targets: Arrays,
-    tests: np.ndarray,
+    target: tuple[Any, ...],
     arm: Arrays,
     is_read: bool,
-) -> int:
-    """Run control steps until the chunk ends or the goal may be reached.
+) -> None:
+    """Run one control step.
 
     Args:
         model: Address of the mjModel.
@@ -116,51 +116,42 @@ def _run(
         goal: Goal position, goal matrix, gripper command, null-space target; written.
         work: See :class:`FastController`; written.
         trace: The fields of a :class:`StepTrace`; written.
-        targets: A row a control step: position delta, rotation matrix, whether it rotates, sign
-            of the gripper action.
-        tests: See :func:`is_candidate`.
+        target: Position delta, rotation matrix, whether it rotates, sign of the gripper action.
         arm: The fields of an :class:`ArmReading`; written.
         is_read: Whether ``arm`` holds what the first substep uses.
-
-    Returns:
-        The number of control steps executed.
     """
-    qpos, qvel, ctrl, site_xpos, site_xmat, xpos, qfrc_bias, _ = views
+    qpos, qvel, ctrl, _, _, qfrc_bias, _ = views
     _, substeps, _, v_adr, _, act, low, high, grip_act, grip_bias, grip_weight, speed = robot
     goal_pos, goal_mat, grip_command, _ = goal
     start_qpos, sampled_qpos, last_qpos, last_qvel = trace
-    delta_pos, delta_mat, rotates, grip_sign = targets
+    delta_pos, delta_mat, rotates, grip_sign = target
     pos, mat = arm[0:2]
     torques = np.empty(7)
 
-    for step in range(delta_pos.shape[0]):
-        copy_vector(qpos, start_qpos)
-        for substep in range(substeps):
-            if substep == SAMPLED_SUBSTEP:
-                copy_vector(qpos, sampled_qpos)
-            if substep == substeps - 1:
-                copy_vector(qpos, last_qpos)
-                copy_vector(qvel, last_qvel)
-            mj_step1(model, data)
-            if not (is_read and step == 0 and substep == 0):
-                _read_arm(model, data, views, robot, work, arm)
-            if substep == 0:
-                if rotates[step]:
-                    copy_matrix(np.dot(delta_mat[step], mat), goal_mat)
-                copy_vector(pos + delta_pos[step], goal_pos)
-            for i in range(7):
-                torques[i] = qfrc_bias[v_adr[i]]
-            _torques(arm, goal, gains, work[2:], torques)
-            for i in range(7):
-                ctrl[act[i]] = min(max(torques[i], low[i]), high[i])
-            for i in range(2):
-                move = (-1.0 if i == 0 else 1.0) * speed * grip_sign[step]
-                grip_command[i] = min(max(grip_command[i] + move, -1.0), 1.0)
-                ctrl[grip_act[i]] = grip_bias[i] + grip_weight[i] * grip_command[i]
-            mj_step2(model, data)
-        if is_candidate(tests, qpos, xpos, site_xpos, site_xmat):
-            return step + 1
-    return delta_pos.shape[0]
+    copy_vector(qpos, start_qpos)
+    for substep in range(substeps):
+        if substep == SAMPLED_SUBSTEP:
+            copy_vector(qpos, sampled_qpos)
+        if substep == substeps - 1:
+            copy_vector(qpos, last_qpos)
+            copy_vector(qvel, last_qvel)
+        mj_step1(model, data)
+        if not (is_read and substep == 0):
+            _read_arm(model, data, views, robot, work, arm)
+        if substep == 0:
+            if rotates:
+                copy_matrix(np.dot(delta_mat, mat), goal_mat)
+            copy_vector(pos + delta_pos, goal_pos)
+        for i in range(7):
+            torques[i] = qfrc_bias[v_adr[i]]
+        _torques(arm, goal, gains, work[2:], torques)
+        for i in range(7):
+            ctrl[act[i]] = min(max(torques[i], low[i]), high[i])
+        for i in range(2):
+            move = (-1.0 if i == 0 else 1.0) * speed * grip_sign
+            grip_command[i] = min(max(grip_command[i] + move, -1.0), 1.0)
+            ctrl[grip_act[i]] = grip_bias[i] + grip_weight[i] * grip_command[i]
+        mj_step2(model, data)
 
 
 def mass_addresses(model: mujoco.MjModel, dofs: np.ndarray) -> np.ndarray:
@@ -177,7 +168,7 @@ def mass_addresses(model: mujoco.MjModel, dofs: np.ndarray) -> np.ndarray:
 
 
 class FastController:
-    """Runs chunks on one MjData with the compiled loop."""
+    """Runs control steps on one MjData with the compiled loop."""
 
     def __init__(
         self, model: mujoco.MjModel, data: mujoco.MjData, robot: RobotSpec, trace: StepTrace
@@ -191,7 +182,6 @@ class FastController:
             data.ctrl,
             data.site_xpos,
             data.site_xmat,
-            data.xpos,
             data.qfrc_bias,
             data.qM,
         )
@@ -222,44 +212,32 @@ class FastController:
         needed = ((7, 7), (6, 7), (6, 6), (6, 6), (3, 3), (6,))
         self._work = tuple(np.zeros(shape) for shape in (site, site, task, joints, *needed))
 
-    def run(self, actions: np.ndarray, state: ControllerState, tests: np.ndarray) -> int:
-        """Execute control steps until the chunk ends or the goal may be reached.
+    def step(self, action: np.ndarray, state: ControllerState) -> None:
+        """Execute one control step.
 
         Args:
-            actions: (C, 7) float64, finite.
+            action: (7,) float64, finite.
             state: Goal state of the controller, changed in place.
-            tests: Geometric part of the goal, see :func:`vla_gym.sim.goal_tests.compile_tests`.
-
-        Returns:
-            The number of control steps executed, 1..C.
         """
-        scaled = scale_arm_action(actions, self._robot)
+        scaled = scale_arm_action(action, self._robot)
         rotates = has_rotation(scaled)
-        delta_mat = np.stack(
-            [
-                rotation_delta(s[3:]) if r else np.eye(3)
-                for s, r in zip(scaled, rotates, strict=True)
-            ]
-        )
-        targets = (np.ascontiguousarray(scaled[:, :3]), delta_mat, rotates, np.sign(actions[:, 6]))
+        delta_mat = rotation_delta(scaled[3:]) if rotates else _NO_ROTATION
+        target = (scaled[:3], delta_mat, rotates, float(np.sign(action[6])))
         goal = (state.goal_pos, state.goal_mat, state.gripper_command, state.nullspace_qpos)
         stale, state.stale = state.stale, None
         if stale is not None:
             for array, value in zip(self._arm, vars(stale).values(), strict=True):
                 array[:] = value
-        return int(
-            _run(
-                self._model._address,
-                self._data._address,
-                self._views,
-                self._constants,
-                self._gains,
-                goal,
-                self._work,
-                self._trace,
-                targets,
-                tests,
-                self._arm,
-                stale is not None,
-            )
+        _run(
+            self._model._address,
+            self._data._address,
+            self._views,
+            self._constants,
+            self._gains,
+            goal,
+            self._work,
+            self._trace,
+            target,
+            self._arm,
+            stale is not None,
         )
