@@ -96,7 +96,6 @@ class Transition:
     Attributes:
         obs: Observations that were acted on.
         actions: (N, C, 7) chunks.
-        new_obs: To act on next: of the next episode where one has ended.
         next_obs: After the chunk, of the same episode.
         rewards: (N,) float32.
         dones: (N,) bool.
@@ -106,7 +105,6 @@ class Transition:
 
     obs: Observation
     actions: np.ndarray
-    new_obs: Observation
     next_obs: Observation
     rewards: np.ndarray
     dones: np.ndarray
@@ -122,10 +120,10 @@ class Transition:
         def rows(like: np.ndarray) -> np.ndarray:
             return np.empty((num_envs, *like.shape[1:]), like.dtype)
 
-        before, new, after = ({k: rows(v) for k, v in obs.items()} for _ in range(3))
+        before, after = ({k: rows(v) for k, v in obs.items()} for _ in range(2))
         rewards, dones = np.empty(num_envs, np.float32), np.empty(num_envs, bool)
         infos: list[dict[str, Any]] = [{} for _ in range(num_envs)]
-        return cls(before, rows(actions), new, after, rewards, dones, infos, by_actor)
+        return cls(before, rows(actions), after, rewards, dones, infos, by_actor)
 
 
 class ChunkPlayer:
@@ -187,7 +185,6 @@ class ChunkPlayer:
     def take(self, env_ids: np.ndarray, step: ChunkStep) -> np.ndarray:
         """Complete the transitions; all go on until the block is full."""
         transition = self._block[int(self._played[env_ids[0]])]
-        _write(transition.new_obs, step.obs, env_ids)
         _write(transition.next_obs, step.next_obs, env_ids)
         transition.rewards[env_ids], transition.dones[env_ids] = step.rewards, step.dones
         for i, info in zip(env_ids.tolist(), step.infos, strict=True):
