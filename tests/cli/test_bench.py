@@ -1,7 +1,5 @@
 """`vla-gym bench`: its arithmetic, its child processes, a small run beside AsyncVectorEnv."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal

@@ -1,7 +1,5 @@
 """What a newcomer runs into: unknown arguments, render without a mode, pickles and copies."""
 
-from __future__ import annotations
-
 import copy
 import functools
 import pickle

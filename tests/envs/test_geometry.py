@@ -1,7 +1,5 @@
 """Depth, segmentation and camera matrices, beside MuJoCo's own renderer and known bodies."""
 
-from __future__ import annotations
-
 import gymnasium as gym
 import mujoco
 import numpy as np

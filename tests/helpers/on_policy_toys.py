@@ -1,7 +1,5 @@
 """A tiny VLA and the toy environment, put together for the on-policy tests."""
 
-from __future__ import annotations
-
 from contextlib import closing
 from functools import partial
 

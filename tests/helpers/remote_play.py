@@ -1,7 +1,5 @@
 """Plays a vector env with ``send`` and ``recv`` and checks each row against its reference."""
 
-from __future__ import annotations
-
 import numpy as np
 from trees import assert_same
 from vector_reference import DISABLED, rows

@@ -5,8 +5,6 @@ It succeeds if the last chunk's first numbers have that sign on average, so whoe
 remember succeeds in half of the episodes, whatever it does.
 """
 
-from __future__ import annotations
-
 import sys
 from types import SimpleNamespace
 

@@ -1,7 +1,5 @@
 """LeRobot: its evaluation plays our environments, its datasets hold our demonstrations."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """RLlib: its example trains, its episodes and the targets of its value function are right."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from episode_clock import FLAT, check_transitions

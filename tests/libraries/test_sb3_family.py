@@ -1,7 +1,5 @@
 """Stable-Baselines3, sb3-contrib and sbx: each example trains, and its replay buffer is right."""
 
-from __future__ import annotations
-
 import importlib
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Skrl: its example trains, and its memory is right with the adapter and wrong without it."""
 
-from __future__ import annotations
-
 import gymnasium as gym
 import pytest
 import torch

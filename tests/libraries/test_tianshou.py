@@ -1,7 +1,5 @@
 """Tianshou: its example trains, and its replay buffer is right."""
 
-from __future__ import annotations
-
 import gymnasium as gym
 import numpy as np
 import pytest

@@ -1,7 +1,5 @@
 """tools/gpu_check.py on a CPU with tiny networks: all of it but the GPU."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """Commands of ``vla-gym-train`` that other packages add."""
 
-from __future__ import annotations
-
 from importlib.metadata import EntryPoint
 
 import pytest

@@ -1,7 +1,5 @@
 """Domain variation: seeded, reported, carried by states, and nothing but what it says it varies."""
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import os

@@ -1,7 +1,5 @@
 """The vector env's own ways: send and recv, groups, calls, states, wrappers; and misuse."""
 
-from __future__ import annotations
-
 import pickle
 from functools import partial
 

@@ -1,7 +1,5 @@
 """The vector env's contract on cheap environments: Gymnasium's, then our own."""
 
-from __future__ import annotations
-
 import itertools
 from functools import partial
 

@@ -1,7 +1,5 @@
 """Workers that die, hang or raise: right flags, and the others never notice."""
 
-from __future__ import annotations
-
 import os
 import signal
 import time

@@ -1,7 +1,5 @@
 """Faults in resets and at the start; when a restart is not wanted, or not any more."""
 
-from __future__ import annotations
-
 import warnings
 from functools import partial
 

@@ -1,7 +1,5 @@
 """On a GPU: the same numbers as on the CPU, compiled or not, and images drawn by it."""
 
-from __future__ import annotations
-
 import copy
 import json
 import subprocess

@@ -1,7 +1,5 @@
 """The protocol of stateful VLAs, and what keeps their states by environment."""
 
-from __future__ import annotations
-
 import pickle
 
 import numpy as np

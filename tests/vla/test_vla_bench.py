@@ -1,7 +1,5 @@
 """``vla-gym bench --vla``, and policies with random weights."""
 
-from __future__ import annotations
-
 import json
 from types import SimpleNamespace
 

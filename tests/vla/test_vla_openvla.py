@@ -1,7 +1,5 @@
 """OpenVLA and OpenVLA-OFT against the outputs of the reference implementations."""
 
-from __future__ import annotations
-
 import multiprocessing
 from dataclasses import replace
 

@@ -1,7 +1,5 @@
 """OpenVLA's sizes, checkpoint folders, what is wrong with them, and what a chunk costs."""
 
-from __future__ import annotations
-
 import json
 import math
 import re

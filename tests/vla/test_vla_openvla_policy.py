@@ -1,7 +1,5 @@
 """OpenVLA and OpenVLA-OFT from observations to chunks and tokens, and tokens of mini."""
 
-from __future__ import annotations
-
 import copy
 
 import numpy as np

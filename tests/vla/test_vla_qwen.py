@@ -1,7 +1,5 @@
 """QwenOFT against the outputs of the reference implementation, and its checkpoint folders."""
 
-from __future__ import annotations
-
 import copy
 import json
 import shutil

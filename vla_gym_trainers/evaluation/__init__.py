@@ -8,5 +8,3 @@ summary             counts, intervals, confusion, paired tests: a function of th
 cards               result cards: read, resumed, merged
 tables, films, play  what a person looks at
 """
-
-from __future__ import annotations

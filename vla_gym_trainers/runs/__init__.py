@@ -1,3 +1,1 @@
 """What a training run leaves on disk, and how it goes on after it was cut off."""
-
-from __future__ import annotations

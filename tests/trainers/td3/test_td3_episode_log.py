@@ -1,7 +1,5 @@
 """Figures of training episodes."""
 
-from __future__ import annotations
-
 import pickle
 from types import SimpleNamespace
 

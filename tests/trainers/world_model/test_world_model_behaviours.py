@@ -1,7 +1,5 @@
 """What is said of behaviours: cells visited, reward terms of steps, and what a recorder keeps."""
 
-from __future__ import annotations
-
 import numpy as np
 import torch
 from world_model_toys import ACTION, CHUNK_LEN, toy_model, toy_sequences

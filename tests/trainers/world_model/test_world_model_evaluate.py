@@ -1,7 +1,5 @@
 """Figures by hand, and probes of states whose content is known."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np
