@@ -80,7 +80,7 @@ class StateMaker:
             return
         offset[2] = rng.uniform(-0.03, 0.13)
         state.qpos[address : address + 3] = target + offset
-        if predicate.needs_contact and rng.random() < 0.7:
+        if predicate.target_geoms is not None and rng.random() < 0.7:
             self._lower(predicate, state, int(address) + 2, float(target[2]))
 
     def _lower(self, predicate: Predicate, state: State, height: int, floor: float) -> None:

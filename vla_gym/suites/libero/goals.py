@@ -68,9 +68,8 @@ class Predicate:
         target_body: Body id of the object it must be on (``on_object``).
         site: Site id (``on_site``, ``in_site``).
         size: (3,) half sizes of the site in metres.
-        needs_contact: Whether a contact between ``geoms`` and ``target_geoms`` is required.
         geoms: Geom ids of the object.
-        target_geoms: Geom ids of what it must touch.
+        target_geoms: Geom ids of what it must touch; None: no contact is asked.
         joint_qpos: (K,) qpos addresses (``joint``).
         comparison, threshold: Test of each of these joints, e.g. ``<`` and -0.14 for an open
             drawer; metres or radians.
@@ -83,9 +82,8 @@ class Predicate:
     target_body: int = -1
     site: int = -1
     size: np.ndarray = field(default_factory=lambda: np.zeros(3))
-    needs_contact: bool = False
     geoms: frozenset[int] = frozenset()
-    target_geoms: frozenset[int] = frozenset()
+    target_geoms: frozenset[int] | None = None
     joint_qpos: np.ndarray = field(default_factory=lambda: np.empty(0, dtype=np.int64))
     comparison: str = "<"
     threshold: float = 0.0
@@ -94,24 +92,31 @@ class Predicate:
     def geometric(self, data: Any) -> bool:
         """Return whether everything but the contact holds."""
         if self.kind == JOINT:
-            return self._joint(data.qpos)
+            compare = COMPARISONS[self.comparison]
+            results = (compare(data.qpos[a], self.threshold) for a in self.joint_qpos)
+            return any(results) if self.any_joint else all(results)
         position = data.xpos[self.body]
         if self.kind == ON_OBJECT:
             target = data.xpos[self.target_body]
             near = np.linalg.norm(target[:2] - position[:2]) < ON_OBJECT_RADIUS
             return bool(target[2] <= position[2] and near)
-        site_position = data.site_xpos[self.site]
-        site_matrix = np.reshape(data.site_xmat[self.site], (3, 3))
+        site, matrix = data.site_xpos[self.site], data.site_xmat[self.site].reshape(3, 3)
         if self.kind == ON_SITE:
-            return self._above_site(position, site_position, site_matrix)
-        return self._inside_site(position, site_position, site_matrix)
+            # Upstream multiplies by R, not by its transpose: for a site that is turned by anything
+            # but half turns this is not the site's frame. Kept, since results must agree.
+            x, y, z = matrix @ (position - site)
+            size_x, size_y, size_z = self.size
+            above = size_z - ON_SITE_BELOW < z < size_z + ON_SITE_HEIGHT
+            return bool(above and abs(x) < size_x and abs(y) < size_y)
+        reach = np.abs(matrix @ self.size)
+        lower, upper = site - reach, site + reach
+        lower[2] -= IN_SITE_BELOW
+        return bool(np.all(position > lower) and np.all(position < upper))
 
     def contact(self, data: Any) -> bool:
         """Return whether the contact condition holds (True if none is asked)."""
-        if not self.needs_contact:
-            return True
         mine, theirs = self.geoms, self.target_geoms
-        return any(
+        return theirs is None or any(
             (a in mine and b in theirs) or (b in mine and a in theirs)
             for a, b in data.contact.geom.tolist()
         )
@@ -119,30 +124,6 @@ class Predicate:
     def holds(self, data: Any) -> bool:
         """Return whether the condition holds."""
         return self.geometric(data) and self.contact(data)
-
-    def _joint(self, qpos: np.ndarray) -> bool:
-        compare = COMPARISONS[self.comparison]
-        results = (compare(qpos[a], self.threshold) for a in self.joint_qpos)
-        return any(results) if self.any_joint else all(results)
-
-    def _above_site(
-        self, position: np.ndarray, site_position: np.ndarray, site_matrix: np.ndarray
-    ) -> bool:
-        # Upstream multiplies by R, not by its transpose: for a site that is turned by anything
-        # but half turns this is not the site's frame. Kept, since results must agree.
-        x, y, z = site_matrix @ (position - site_position)
-        size_x, size_y, size_z = self.size
-        above = size_z - ON_SITE_BELOW < z < size_z + ON_SITE_HEIGHT
-        return bool(above and abs(x) < size_x and abs(y) < size_y)
-
-    def _inside_site(
-        self, position: np.ndarray, site_position: np.ndarray, site_matrix: np.ndarray
-    ) -> bool:
-        reach = np.abs(site_matrix @ self.size)
-        lower = site_position - reach
-        lower[2] -= IN_SITE_BELOW
-        upper = site_position + reach
-        return bool(np.all(position > lower) and np.all(position < upper))
 
 
 def evaluate_goal(goal: Sequence[Predicate], data: Any) -> bool:
@@ -224,7 +205,6 @@ def _place_predicate(
             text=text,
             body=moved.body_id,
             target_body=objects[target].body_id,
-            needs_contact=True,
             geoms=geoms,
             target_geoms=frozenset(objects[target].contact_geom_ids),
         )
@@ -236,7 +216,6 @@ def _place_predicate(
         body=moved.body_id,
         site=site.id,
         size=np.asarray(site.size, dtype=np.float64),
-        needs_contact=owner is not None,
         geoms=geoms,
-        target_geoms=frozenset(owner.contact_geom_ids if owner else ()),
+        target_geoms=frozenset(owner.contact_geom_ids) if owner else None,
     )
