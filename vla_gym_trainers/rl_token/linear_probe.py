@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
 
 from vla_gym.errors import ConfigError
@@ -18,28 +16,9 @@ MAX_UNKNOWNS = 4096
 MAX_VALUES = 2**27
 
 
-@dataclass(frozen=True)
-class LinearProbe:
-    """An affine map from features to targets.
-
-    Attributes:
-        weights: (F, K).
-        bias: (K,).
-        penalties: (K,), the ridge penalty chosen for each target.
-    """
-
-    weights: np.ndarray
-    bias: np.ndarray
-    penalties: np.ndarray
-
-    def __call__(self, features: np.ndarray) -> np.ndarray:
-        """Return the predicted targets (N, K) of features (N, F)."""
-        return features @ self.weights + self.bias
-
-
 def fit_linear_probe(
     features: np.ndarray, targets: np.ndarray, episodes: np.ndarray
-) -> LinearProbe:
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Fit ridge regression on standardised features; the penalty is chosen on held-out episodes.
 
     For every target k the weights w minimise ``mean((x w + b - y_k)^2) + penalty_k |w|^2``; the
@@ -47,6 +26,10 @@ def fit_linear_probe(
     fitting on the rest. The final fit is on all of them. Without features the probe predicts the
     mean. Features are (N, F), targets (N, K); ``episodes`` (N,) says which one a row is from, and
     an episode is never divided.
+
+    Returns:
+        Weights (F, K) and bias (K,): features (N, F) predict ``features @ weights + bias``; and the
+        penalty (K,) chosen for each target.
 
     Raises:
         ConfigError: If there are fewer than two episodes, or a value is not finite.
@@ -66,7 +49,7 @@ def fit_linear_probe(
     best, path = np.argmin(errors, axis=0), _path(features, targets)
     weights = np.stack([path[i][0][:, k] for k, i in enumerate(best)], axis=1)
     bias = np.array([path[i][1][k] for k, i in enumerate(best)])
-    return LinearProbe(weights, bias, np.array(PENALTIES)[best])
+    return weights, bias, np.array(PENALTIES)[best]
 
 
 def _path(features: np.ndarray, targets: np.ndarray) -> list[tuple[np.ndarray, np.ndarray]]:

@@ -191,8 +191,8 @@ def _differences(
     predicted = np.full(targets.shape, np.nan)
     for group in np.unique(groups[test]):
         mine, rows = fit & (groups == group), test & (groups == group)
-        probe = fit_linear_probe(values[mine], targets[mine], episodes[mine])
-        predicted[rows] = probe(values[rows])
+        weights, bias, _ = fit_linear_probe(values[mine], targets[mine], episodes[mine])
+        predicted[rows] = values[rows] @ weights + bias
     return predicted - targets
 
 

@@ -206,8 +206,8 @@ def recall(model: WorldModel, train: Sequences, test: Sequences) -> dict[str, An
         spread = np.square(wanted - truth.mean(axis=0)).sum(axis=1)
         explained: dict[str, np.ndarray] = {}
         for name, (one, other) in states.items():
-            probe = fit_linear_probe(one[fit], truth, train.episode[fit])
-            error = np.square(probe(other[check]) - wanted).sum(axis=1)
+            weights, bias, _ = fit_linear_probe(one[fit], truth, train.episode[fit])
+            error = np.square(other[check] @ weights + bias - wanted).sum(axis=1)
             explained[name] = 1.0 - error / spread.mean()
         episode = test.episode[check]
         results[str(lag)] = {

@@ -49,31 +49,32 @@ def test_a_linear_function_is_found_exactly_from_tall_and_from_wide_features():
         x = np.concatenate([scattered(160, 6), np.zeros((160, width - 6))], axis=1)
         x[:, 5] += 40.0  # a large mean must not matter
         y = x[:, :6] @ weights + np.array([3.0, -7.0])
-        probe = fit_linear_probe(x[:120], y[:120], np.repeat(np.arange(30), 4))
-        np.testing.assert_allclose(probe(x[120:]), y[120:], rtol=0, atol=1e-2)
-        np.testing.assert_allclose(probe.weights[:6], weights, rtol=0, atol=1e-2)
-        assert (probe.penalties <= 1e-5).all()
+        found, bias, penalties = fit_linear_probe(x[:120], y[:120], np.repeat(np.arange(30), 4))
+        np.testing.assert_allclose(x[120:] @ found + bias, y[120:], rtol=0, atol=1e-2)
+        np.testing.assert_allclose(found[:6], weights, rtol=0, atol=1e-2)
+        assert (penalties <= 1e-5).all()
 
 
 def test_noise_teaches_nothing_and_no_features_give_the_mean():
     y = scattered(200, 1, seed=1) + 5.0
     episodes = np.repeat(np.arange(50), 4)
-    probe = fit_linear_probe(scattered(200, 150), y, episodes)
-    test = probe(scattered(500, 150, seed=2))
+    weights, bias, penalties = fit_linear_probe(scattered(200, 150), y, episodes)
+    test = scattered(500, 150, seed=2) @ weights + bias
     # Least squares would predict with a spread of more than 1; the penalty holds it back.
-    assert probe.penalties[0] >= 1.0
+    assert penalties[0] >= 1.0
     assert test.std() < 0.5 and abs(test.mean() - y.mean()) < 0.2
-    nothing = fit_linear_probe(np.empty((200, 0)), y, episodes)
-    np.testing.assert_allclose(nothing(np.empty((3, 0))), np.full((3, 1), y.mean()))
+    weights, bias, _ = fit_linear_probe(np.empty((200, 0)), y, episodes)
+    predicted = np.empty((3, 0)) @ weights + bias
+    np.testing.assert_allclose(predicted, np.full((3, 1), y.mean()))
 
 
 def test_every_target_gets_its_own_penalty_and_constants_are_left_alone():
     x = scattered(300, 20)
     x[:, 7] = 0.1
     y = np.stack([x @ scattered(20, 1, seed=3)[:, 0], scattered(300, 1, seed=4)[:, 0]], axis=1)
-    probe = fit_linear_probe(x, y, np.repeat(np.arange(60), 5))
-    assert probe.penalties[0] < 1e-4 < 1e-1 < probe.penalties[1]
-    assert probe.weights[7].tolist() == [0.0, 0.0]
+    weights, _, penalties = fit_linear_probe(x, y, np.repeat(np.arange(60), 5))
+    assert penalties[0] < 1e-4 < 1e-1 < penalties[1]
+    assert weights[7].tolist() == [0.0, 0.0]
 
 
 def test_a_probe_that_learns_its_episodes_by_heart_is_penalised():
@@ -84,10 +85,11 @@ def test_a_probe_that_learns_its_episodes_by_heart_is_penalised():
     truth = rng.normal(size=40)[episodes]
     rough = truth[:, None] + rng.normal(size=(400, 1))
     names = np.eye(40)[episodes]
-    probe = fit_linear_probe(np.concatenate([rough, names], axis=1), truth[:, None], episodes)
+    features = np.concatenate([rough, names], axis=1)
+    weights, bias, _ = fit_linear_probe(features, truth[:, None], episodes)
     new = rng.normal(size=(1000, 1))
     seen = np.concatenate([new + rng.normal(size=(1000, 1)), np.zeros((1000, 40))], axis=1)
-    assert np.abs(probe(seen) - new).mean() < np.abs(new).mean()
+    assert np.abs(seen @ weights + bias - new).mean() < np.abs(new).mean()
 
 
 def test_bad_probe_input_is_refused():
