@@ -99,7 +99,7 @@ def read_sources(paths: Sequence[Path]) -> tuple[list[Run], list[tuple[str, Eval
     for path, name in zip(paths, short_names(paths), strict=True):
         if not path.exists():
             raise ConfigError(f"{path} does not exist: expected {WANTED}.")
-        if _is_run(path):
+        if (path / "config.json").is_file():
             runs.append(_read_run(path, name))
             continue
         file = _card_file(path)
@@ -122,10 +122,6 @@ def short_names(paths: Sequence[Path]) -> list[str]:
     return [str(path) for path in paths]
 
 
-def _is_run(path: Path) -> bool:
-    return (path / "config.json").is_file() or (path / "metrics.jsonl").is_file()
-
-
 def _card_file(path: Path) -> Path:
     if not path.is_dir():
         return path
@@ -140,8 +136,6 @@ def _card_file(path: Path) -> Path:
 
 def _read_run(path: Path, name: str) -> Run:
     file, card_file, metrics = (path / n for n in ("config.json", "card.json", "metrics.jsonl"))
-    if not file.is_file():
-        raise ConfigError(f"{path} holds no config.json: expected {WANTED}.")
     config = read_json(file, Object, advice=f"Expected {WANTED}.")
     to_type(config, RunConfig, str(file))
     rows = read_rows(metrics) if metrics.is_file() else ()
