@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal
 
 from msgspec import Meta, Struct, field
 
-from vla_gym.outside import ChunkLength, Count, Object
+from vla_gym.outside import ChunkLength, Count, NonNegativeFloat, Object
 
 Scalar = bool | int | float | str | None
 Number = int | float
@@ -239,6 +239,11 @@ class LogRow(Struct, rename=lambda name: name.replace("__", "/")):
     time__forward: Number | None = None
     time__learn: Number | None = None
     time__wait: Number | None = None
+    time__episodes: NonNegativeFloat = 0.0
+    rollout__episodes: NonNegativeFloat = 0.0
+    rollout__success: Rate | None = None
+    rollout__success_rate: Rate | None = None
+    eval__success: Rate | None = None
 
 
 class EvalResults(Struct):

@@ -7,7 +7,6 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from vla_gym.errors import ConfigError
 from vla_gym.suites import suite_tasks
 from vla_gym_trainers.evaluation.statistics import wilson_interval
 from vla_gym_trainers.report.data import Group, Row, Run
@@ -96,16 +95,11 @@ def success(run: Run, kind: str) -> Curve | None:
     """Return a success curve: ``GREEDY`` evaluations while training, or ``TRAINING`` episodes."""
     for key in SUCCESS_KEYS[kind]:
         if curve := metric(run, key):
-            if not ((curve.values >= 0.0) & (curve.values <= 1.0)).all():
-                worst = curve.values[np.argmax(abs(curve.values - 0.5))]
-                raise ConfigError(f"{run.path} is damaged: a success rate cannot be {worst:g}.")
-            rows = [row for row in run.rows if isinstance(row.get(key), int | float)]
             if kind == GREEDY:
-                episodes = np.full(len(rows), float(_eval_episodes(run)))
+                episodes = np.full(len(curve.values), float(_eval_episodes(run)))
             else:
+                rows = [row for row in run.rows if row.get(key) is not None]
                 played = [row.get("rollout/episodes", row.get("time/episodes", 0)) for row in rows]
-                if wrong := [n for n in played if not isinstance(n, int | float) or not 0 <= n]:
-                    raise ConfigError(f"{run.path} is damaged: {wrong[0]!r:.80} episodes.")
                 most = _WINDOW if key == "rollout/success_rate" else np.inf
                 episodes = np.minimum(most, np.array(played, np.float64))
             return replace(curve, episodes=episodes)

@@ -335,7 +335,7 @@ def _first_line(line: bytes) -> Callable[[RunDir], None]:
         (_only("card.json", '{"kind": "rl-token"}'), "is a card of kind 'rl-token'"),
         (_only("config.json", '{"model": "gpt"}'), "is of no trainer that the report knows"),
         (_first_line(b"[1]"), "line 1, is no log of a training: expected `object`, got array [1]"),
-        (_first_line(b'{"step": 1, "wall_s": 1, "eval/success": 40}'), "rate cannot be 40"),
+        (_first_line(b'{"step": 1, "wall_s": 1, "eval/success": 40}'), "<= 1.0, got 40"),
         (_unpaired, "is damaged: results.evaluation.policy: object missing required field"),
     ],
 )
