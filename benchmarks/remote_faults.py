@@ -20,7 +20,7 @@ import threading
 import time
 import warnings
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -43,39 +43,36 @@ def parts() -> list[psutil.Process]:
     return [p for p in found if "ray::PartActor" in " ".join(p.info["cmdline"] or ())]
 
 
-class Killer:
-    """Kills an actor or a node every so often; a node comes back five seconds later."""
+@contextmanager
+def killing(nodes: Any, every: float, seed: int) -> Iterator[Counter[str]]:
+    """Kill an actor or a node every so often until the block ends; give how many were.
 
-    def __init__(self, nodes: Any, every: float, seed: int) -> None:
-        """Wait for :meth:`start`."""
-        self._nodes, self._every, self._rng = nodes, every, random.Random(seed)
-        # Its hooks are signal handlers, which only the main thread may set: nodes that come back
-        # have none, and end with the cluster.
-        nodes._shutdown_at_exit = False
-        self._over, self.killed = threading.Event(), Counter[str]()
-        self._thread = threading.Thread(target=self._run)
+    A node comes back five seconds later.
+    """
+    # Its hooks are signal handlers, which only the main thread may set: nodes that come back
+    # have none, and end with the cluster.
+    nodes._shutdown_at_exit = False
+    rng, over, killed = random.Random(seed), threading.Event(), Counter[str]()
 
-    def _run(self) -> None:
-        while not self._over.wait(self._every):
-            if self._rng.random() < 0.5 and (found := parts()):
-                self._rng.choice(found).send_signal(signal.SIGKILL)
-                self.killed["actors"] += 1
+    def run() -> None:
+        while not over.wait(every):
+            if rng.random() < 0.5 and (found := parts()):
+                rng.choice(found).send_signal(signal.SIGKILL)
+                killed["actors"] += 1
             else:
-                node = self._rng.choice(list(self._nodes.worker_nodes))
-                self._nodes.remove_node(node, allow_graceful=False)
-                self.killed["nodes"] += 1
-                self._over.wait(5.0)
-                self._nodes.add_node(num_cpus=1, resources={"sim": 1}, wait=False, **NODE)
+                node = rng.choice(list(nodes.worker_nodes))
+                nodes.remove_node(node, allow_graceful=False)
+                killed["nodes"] += 1
+                over.wait(5.0)
+                nodes.add_node(num_cpus=1, resources={"sim": 1}, wait=False, **NODE)
 
-    @contextmanager
-    def at_work(self) -> Any:
-        """Kill until the block ends."""
-        self._thread.start()
-        try:
-            yield
-        finally:
-            self._over.set()
-            self._thread.join()
+    thread = threading.Thread(target=run)
+    thread.start()
+    try:
+        yield killed
+    finally:
+        over.set()
+        thread.join()
 
 
 def play(envs: Any, more: Callable[[list[list[Episode | None]]], bool]) -> list[list[Any]]:
@@ -115,8 +112,8 @@ def envs(minutes: float = 10.0, every: float = 20.0, num_envs: int = 6, seed: in
     before = set(psutil.pids())
     with cluster(3) as nodes:
         both = gym.make_vec("LiberoVLA-goal-v0", hosts="ray", step_timeout=_LATE_S, **kwargs)
-        killer, end = Killer(nodes, every, seed), time.monotonic() + 60 * minutes
-        with killer.at_work():
+        end = time.monotonic() + 60 * minutes
+        with killing(nodes, every, seed) as killed:
             found = play(both, lambda _: time.monotonic() < end)
         both.close()
     both = gym.make_vec("LiberoVLA-goal-v0", **kwargs)
@@ -130,7 +127,7 @@ def envs(minutes: float = 10.0, every: float = 20.0, num_envs: int = 6, seed: in
     }
     kept = {at: pair for at, pair in pairs.items() if pair[0] is not None}
     report = {
-        "killed": dict(killer.killed),
+        "killed": dict(killed),
         "episodes": len(pairs),
         "lost": [at for at in pairs if at not in kept],
         "equal_to_the_quiet_ones": sum(mine == right for mine, right in kept.values()),
@@ -185,8 +182,8 @@ def training(
         environ = {**os.environ, "RAY_ADDRESS": nodes.address}
         words = [sys.executable, "-m", "vla_gym_trainers.cli", *command, "--hosts", "ray"]
         words += ["--run-dir", str(run_dir), "--auto-resume", "--no-progress"]
-        killer, end = Killer(nodes, every, seed), time.monotonic() + 60 * minutes
-        with killer.at_work():
+        end = time.monotonic() + 60 * minutes
+        with killing(nodes, every, seed) as killed:
             while (rest := end - time.monotonic()) > 0:
                 trainer = subprocess.Popen(words, env=environ)
                 starts += 1
@@ -199,7 +196,7 @@ def training(
                 else:
                     print(f"the trainer ended by itself, status {code}")
                     break
-    print(json.dumps({"killed": dict(killer.killed), "starts": starts, "left": left(before)}))
+    print(json.dumps({"killed": dict(killed), "starts": starts, "left": left(before)}))
 
 
 if __name__ == "__main__":
