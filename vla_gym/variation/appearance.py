@@ -44,25 +44,17 @@ _FIELDS = (
 _HEADLIGHT = ("ambient", "diffuse", "specular")  # of the light at the camera
 
 
-class Appearance:
-    """How one simulation looks; its arrays are as in the model and never changed.
-
-    Attributes:
-        fields: Arrays of the model, and of its light at the camera, by name.
-        body_pos, body_quat: Poses of the clutter's bodies.
-    """
-
-    def __init__(self, plain: ModelAppearance) -> None:
-        self.fields = {name: array.copy() for name, array in plain.fields.items()}
-        self.body_pos, self.body_quat = plain.body_pos.copy(), plain.body_quat.copy()
+#: How one simulation looks: arrays of the model, of its light at the camera, and of the bodies from
+#: the first clutter on, by name; never changed.
+Appearance = dict[str, np.ndarray]
 
 
 class ModelAppearance:
     """What a shared model looks like now, and without any variation; its lock is held.
 
     Attributes:
-        fields, body_pos, body_quat: See :class:`Appearance`: without variation.
-        clutter: Bodies of the clutter, in the order of their poses.
+        fields: Its appearance without variation.
+        clutter: Bodies of the clutter, the last ones of the model.
         shown: The appearance that the model shows; None: its own.
         roots: Body that each geom hangs on and that stands in the world itself.
         paint: Entry of :func:`_palette` that each geom is painted with, or -1.
@@ -73,12 +65,11 @@ class ModelAppearance:
         """Remember a model as it is; any task of the scene will do."""
         self._views = {name: getattr(model, name) for name in _FIELDS}
         self._views |= {name: getattr(model.vis.headlight, name) for name in _HEADLIGHT}
-        self._model = model
         bodies = task_model.clutter.values()
         self.clutter = np.array([model.body(name).id for name in bodies], np.int64)
-        self.fields = {name: view.copy() for name, view in self._views.items()}
-        self.body_pos = model.body_pos[self.clutter].copy()
-        self.body_quat = model.body_quat[self.clutter].copy()
+        first = self.clutter.min(initial=model.nbody)
+        self._views |= {name: getattr(model, name)[first:] for name in ("body_pos", "body_quat")}
+        self.fields: Appearance = {name: view.copy() for name, view in self._views.items()}
         self.shown: Appearance | None = None
         self.roots = model.body_rootid[model.geom_bodyid]
         self.paint = _paint(model, self.roots, task_model)
@@ -92,12 +83,9 @@ class ModelAppearance:
         """Write an appearance into the model; None for its own."""
         if appearance is self.shown:
             return
-        source = self if appearance is None else appearance
+        source = self.fields if appearance is None else appearance
         for name, view in self._views.items():
-            view[:] = source.fields[name]
-        if len(self.clutter):
-            self._model.body_pos[self.clutter] = source.body_pos
-            self._model.body_quat[self.clutter] = source.body_quat
+            view[:] = source[name]
         self.shown = appearance
 
 
@@ -113,20 +101,18 @@ def make_appearance(
     Raises:
         ConfigError: If it has clutter that the scene lacks.
     """
-    appearance = Appearance(plain)
+    appearance = {name: array.copy() for name, array in plain.fields.items()}
     _light(appearance, vector)
     for camera, prefix in ((AGENT_CAMERA, "camera"), (WRIST_CAMERA, "wrist")):
         index = model.camera(camera).id
-        appearance.fields["cam_pos"][index] += part(vector, f"{prefix}_position")
+        appearance["cam_pos"][index] += part(vector, f"{prefix}_position")
         turn = np.radians(part(vector, f"{prefix}_rotation"))
         quat, own = np.empty(4), plain.fields["cam_quat"][index]
         if turn.any():
             angle = float(np.linalg.norm(turn))
             mujoco.mju_axisAngle2Quat(quat, turn / angle, angle)
-            mujoco.mju_mulQuat(appearance.fields["cam_quat"][index], own, quat)
-    appearance.fields["cam_fovy"][model.camera(AGENT_CAMERA).id] += float(
-        part(vector, "camera_fov")
-    )
+            mujoco.mju_mulQuat(appearance["cam_quat"][index], own, quat)
+    appearance["cam_fovy"][model.camera(AGENT_CAMERA).id] += float(part(vector, "camera_fov"))
     _surfaces(appearance, plain, vector)
     _clutter(appearance, plain, task_model, vector, sizes)
     return appearance
@@ -135,12 +121,12 @@ def make_appearance(
 def _light(appearance: Appearance, vector: np.ndarray) -> None:
     colour = part(vector, "light_intensity") * part(vector, "light_color")
     for name in ("light_diffuse", "light_ambient", "light_specular", *_HEADLIGHT):
-        appearance.fields[name] *= colour.astype(appearance.fields[name].dtype)
+        appearance[name] *= colour.astype(appearance[name].dtype)
     angle = float(np.radians(part(vector, "light_turn")))
     turn = np.array([[np.cos(angle), -np.sin(angle)], [np.sin(angle), np.cos(angle)]])
     for name in ("light_pos", "light_dir"):
         if angle:
-            appearance.fields[name][:, :2] = appearance.fields[name][:, :2] @ turn.T
+            appearance[name][:, :2] = appearance[name][:, :2] @ turn.T
 
 
 def _palette(vector: np.ndarray) -> np.ndarray:
@@ -182,7 +168,7 @@ def _surfaces(appearance: Appearance, plain: ModelAppearance, vector: np.ndarray
     mixed = own.copy()
     mixed[:, :3] = (1.0 - colour[:, 3:]) * own[:, :3] + colour[:, 3:] * colour[:, :3]
     mixed[(mixed == _UNSET_COLOUR).all(axis=1), 0] += 0.002
-    appearance.fields["geom_rgba"][chosen] = mixed
+    appearance["geom_rgba"][chosen] = mixed
 
 
 def _clutter(
@@ -193,7 +179,7 @@ def _clutter(
     sizes: dict[str, ClutterSize],
 ) -> None:
     """Put clutter where it stands and hide the rest of it."""
-    group = appearance.fields["geom_group"]
+    group = appearance["geom_group"]
     bodies = list(task_model.clutter)
     group[np.isin(plain.roots, plain.clutter)] = _HIDDEN_GROUP
     for row in part(vector, "distractors"):
@@ -207,8 +193,9 @@ def _clutter(
                 f"{bodies or 'none'}: it comes from another task, or from an environment whose "
                 "variation had distractors."
             )
-        number, half = bodies.index(name), np.radians(row[CLUTTER_YAW]) / 2
-        appearance.body_pos[number] = row[CLUTTER_X], row[CLUTTER_Y], sizes[name].height_of_origin
-        appearance.body_quat[number] = np.cos(half), 0.0, 0.0, np.sin(half)
-        shown = plain.roots == plain.clutter[number]
+        body, half = plain.clutter[bodies.index(name)], np.radians(row[CLUTTER_YAW]) / 2
+        place = row[CLUTTER_X], row[CLUTTER_Y], sizes[name].height_of_origin
+        appearance["body_pos"][body - plain.clutter[0]] = place
+        appearance["body_quat"][body - plain.clutter[0]] = np.cos(half), 0.0, 0.0, np.sin(half)
+        shown = plain.roots == body
         group[shown] = plain.fields["geom_group"][shown]
