@@ -11,7 +11,6 @@ Model and data are passed as integers: ``MjModel._address`` and ``MjData._addres
 
 from __future__ import annotations
 
-import ctypes
 from collections.abc import Callable
 from pathlib import Path
 
@@ -22,35 +21,24 @@ from numba import types
 from vla_gym.errors import VlaGymError
 
 
-def _load_mujoco_library() -> Path:
+def _load_mujoco_library() -> None:
     """Make the symbols of the MuJoCo library that the Python package uses visible to LLVM.
 
-    Returns:
-        The library's path.
+    It is the one of that version: LLVM must call into the library that made the model.
 
     Raises:
         VlaGymError: If the library is not where the mujoco wheel puts it.
     """
-    folder = Path(mujoco.__file__).parent
-    candidates = sorted(folder.glob("libmujoco.so*")) + sorted(folder.glob("libmujoco*.dylib"))
-    if not candidates:
+    library = Path(mujoco.__file__).with_name(f"libmujoco.so.{mujoco.mj_versionString()}")
+    if not library.is_file():
         raise VlaGymError(
-            f"MuJoCo's library was not found: expected libmujoco.so* in {folder}. "
+            f"MuJoCo's library was not found: expected {library}. "
             "Reinstall it with: pip install --force-reinstall 'mujoco>=3.3,<3.4'"
         )
-    llvm.load_library_permanently(str(candidates[0]))
-    return candidates[0]
+    llvm.load_library_permanently(str(library))
 
 
-LIBRARY = _load_mujoco_library()
-
-# Guards against two different copies: LLVM must call into the library that made the model.
-_library_version = ctypes.CDLL(str(LIBRARY)).mj_version()
-if _library_version != mujoco.mj_version():
-    raise VlaGymError(
-        f"Two MuJoCo versions are loaded: the Python package is {mujoco.mj_version()}, "
-        f"{LIBRARY} is {_library_version}. Reinstall mujoco in a clean environment."
-    )
+_load_mujoco_library()
 
 _ADDRESS = types.intp
 _MODEL_DATA = types.void(_ADDRESS, _ADDRESS)
