@@ -62,10 +62,7 @@ def machine_facts() -> dict[str, Any]:
 
 
 def _cpu_model() -> str:
-    try:
-        text = Path("/proc/cpuinfo").read_text(encoding="utf-8")
-    except OSError:
-        return platform.processor()
+    text = Path("/proc/cpuinfo").read_text(encoding="utf-8")
     names = (line.partition(":")[2] for line in text.splitlines() if line.startswith("model name"))
     return next(names, platform.processor()).strip()
 

@@ -51,8 +51,6 @@ def geom_memory(scene: mujoco.MjvScene) -> np.ndarray | None:
     The view is valid as long as the scene lives.
     """
     geoms = scene.geoms
-    if len(geoms) < 2:
-        return None
     first, second = geoms[0].pos.ctypes.data, geoms[1].pos.ctypes.data
     if second - first != 4 * COLUMNS:
         return None
