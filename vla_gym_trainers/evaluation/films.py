@@ -13,10 +13,6 @@ from vla_gym.rollout.video import tiled_frames, write_video
 from vla_gym_trainers.evaluation.summary import by_task
 
 
-class ReplayError(VlaGymError, RuntimeError):
-    """An episode that was played again did not go as before."""
-
-
 def choose(episodes: Sequence[Episode], count: int) -> list[Episode]:
     """Return the first ``count`` successes and failures of each task, task by task."""
     chosen = []
@@ -37,12 +33,12 @@ def make_films(
     Policy and settings of the environments are those that played them.
 
     Raises:
-        ReplayError: If an episode ends otherwise than before.
+        VlaGymError: If an episode ends otherwise than before.
     """
     filmed = film(policy, [episode.start for episode in episodes], **settings)
     for before, (now, frames) in zip(episodes, filmed, strict=True):
         if (before.success, before.length) != (now.success, now.length):
-            raise ReplayError(
+            raise VlaGymError(
                 f"{before.start} ended after {now.length} steps (success: {now.success}) when it "
                 f"was filmed, after {before.length} (success: {before.success}) when it was "
                 "counted. Is the policy deterministic, and the machine the same?"
