@@ -128,16 +128,14 @@ class _Manifest(Struct):
 def verify(folder: Path, key: str) -> bool:
     """Return whether a scene folder is complete, belongs to ``key`` and is undamaged."""
     try:
-        if not (folder / MANIFEST).is_file():
-            if folder.exists():
-                logger.warning("Cached scene %s is incomplete and will be rebuilt.", folder)
+        if not folder.exists():
             return False
         manifest = read_json(folder / MANIFEST, _Manifest)
         if _key(manifest.identity) != key or not manifest.sha256.keys() >= set(FILES):
             raise ValueError("it belongs to another scene, pack or version")
         if damaged := damaged_files(folder, manifest.sha256):
             raise ValueError(f"{damaged[0]} is not as it was written")
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (OSError, ValueError, KeyError) as error:
         logger.warning("Cached scene %s will be rebuilt: %s.", folder, error)
         return False
     with contextlib.suppress(OSError):  # a cache that cannot be written is not cleaned up either
