@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from copy import deepcopy
 from dataclasses import dataclass, field
 
 import numba
@@ -66,14 +67,8 @@ class ControllerState:
     stale: ArmReading | None = None
 
     def copy(self) -> ControllerState:
-        """Return a copy that shares nothing that changes."""
-        return ControllerState(
-            self.goal_pos.copy(),
-            self.goal_mat.copy(),
-            self.gripper_command.copy(),
-            self.nullspace_qpos.copy(),
-            self.stale,
-        )
+        """Return a copy that shares nothing."""
+        return deepcopy(self)
 
 
 @dataclass(frozen=True)
@@ -106,7 +101,7 @@ class StepTrace:
 
     def copy(self) -> StepTrace:
         """Return a copy that shares nothing."""
-        return StepTrace(*(array.copy() for array in vars(self).values()))
+        return deepcopy(self)
 
 
 def controller_gains(robot: RobotSpec) -> tuple[np.ndarray, np.ndarray]:
