@@ -128,19 +128,16 @@ def _visible_triangles(
     to_local(view.rows, pos, mat, rows)
     hiding = _hiding_face(quads, pos, mat, mesh_boxes[mesh], face)
     rows32, mirror32, face32 = _float32(rows), _float32(local[4:]), _float32(face)
-    xs, ys, depths, bits = work.pixels[0], work.pixels[1], work.pixels[2], work.bits
-    corners, flags, buried = work.corners, work.flags, work.buried
-    xy = (corners[0], corners[1], corners[2], corners[3], corners[4], corners[5])
     start, kind = at, False
     for chunk in range(first_chunk[mesh], first_chunk[mesh + 1]):
         if box_side(local, boxes[chunk]) < 0:
             continue
         base, length = first_vertex[chunk], first_vertex[chunk + 1] - first_vertex[chunk]
         first, count = first_triangle[chunk], first_triangle[chunk + 1] - first_triangle[chunk]
-        project(positions, base, length, rows32, view.lens, xs, ys, depths, bits)
+        project(positions, base, length, rows32, view.lens, work)
         if len(mirror32):
-            mark_mirror(positions, base, length, mirror32, bits)
-        cut = any_cut(length, bits)
+            mark_mirror(positions, base, length, mirror32, work.bits)
+        cut = any_cut(length, work.bits)
         if cut != kind:
             run = _close_run(start, at, runs, run)
             start, kind = at, cut
@@ -148,19 +145,7 @@ def _visible_triangles(
         if hides:
             mark_hidden(positions, base, length, face32, work.hidden)
         gather(triangles, first, count, base, hides, work)
-        slack = ROUNDING if cut else EPS
-        judge(
-            count,
-            xy,
-            flags[0],
-            flags[1],
-            buried[0],
-            buried[1],
-            view.sign,
-            slack,
-            view.samples,
-            work.kept,
-        )
+        judge(count, work, view, ROUNDING if cut else EPS)
         at = _append(triangles, first, count, work.kept, out, at)
     return at, _close_run(start, at, runs, run)
 

@@ -25,7 +25,7 @@ import numpy as np
 
 from vla_gym.sim.compiled import compiled
 from vla_gym.sim.rendering.software.structs import Workspace
-from vla_gym.sim.rendering.software.view import WIDER
+from vla_gym.sim.rendering.software.view import WIDER, View
 
 # Pixels: more than rounding to 1/256 of a pixel and single precision can move a corner.
 EPS = np.float32(0.02)
@@ -55,12 +55,10 @@ def project(
     count: int,
     rows: np.ndarray,
     lens: np.ndarray,
-    x_out: np.ndarray,
-    y_out: np.ndarray,
-    depth_out: np.ndarray,
-    bits: np.ndarray,
+    work: Workspace,
 ) -> None:
     """Fill pixels, depth and the frustum's bits of ``count`` vertices; ``rows`` float32 (3, 4)."""
+    x_out, y_out, depth_out, bits = work.pixels[0], work.pixels[1], work.pixels[2], work.bits
     exact = np.float32(1 / WIDER)
     tan_x, tan_y, focal, centre_x, centre_y, near, guard = lens
     a0, a1, a2, a3 = rows[0]
@@ -148,25 +146,17 @@ def gather(
 
 
 @compiled
-def judge(
-    count: int,
-    corners: tuple[np.ndarray, ...],
-    every: np.ndarray,
-    some: np.ndarray,
-    buried: np.ndarray,
-    depth: np.ndarray,
-    sign: np.float32,
-    slack: np.float32,
-    samples: np.ndarray,
-    kept: np.ndarray,
-) -> None:
+def judge(count: int, work: Workspace, view: View, slack: np.float32) -> None:
     """Fill whether each triangle is to be drawn.
 
     One pass without branches, so that it becomes vector code. Samples are tested for triangles
     smaller than a pixel: one candidate for each sample position is enough. ``slack`` is by how much
     a triangle may face away: area / length, pixels.
     """
-    xa, ya, xb, yb, xc, yc = corners
+    corners, every, some = work.corners, work.flags[0], work.flags[1]
+    xa, ya, xb, yb, xc, yc = corners[0], corners[1], corners[2], corners[3], corners[4], corners[5]
+    buried, depth, kept = work.buried[0], work.buried[1], work.kept
+    sign, samples = view.sign, view.samples
     s0, t0, s1, t1 = samples[0, 0], samples[0, 1], samples[1, 0], samples[1, 1]
     s2, t2, s3, t3 = samples[2, 0], samples[2, 1], samples[3, 0], samples[3, 1]
     for i in range(count):
