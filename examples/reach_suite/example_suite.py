@@ -79,8 +79,8 @@ class ReachSim:
     def reset(self, layout: Any) -> None:
         self.set_state(SimpleNamespace(qpos=layout.qpos, qvel=np.zeros(3)))
 
-    def run_chunk(self, actions: np.ndarray, max_steps: int | None = None) -> tuple[int, bool]:
-        for done, action in enumerate(actions[:max_steps], 1):
+    def run_chunk(self, actions: np.ndarray) -> tuple[int, bool]:
+        for done, action in enumerate(actions, 1):
             self.data.qvel[:] = SPEED * np.clip(action, -1, 1)
             for _ in range(10):
                 self._step(self._model, self.data)

@@ -56,12 +56,6 @@ def test_a_chunk_equals_single_steps(model: TaskModel) -> None:
         assert same(chunked.get_state(), single.get_state())
 
 
-def test_max_steps_cuts_a_chunk(sim: LiberoSim) -> None:
-    assert sim.run_chunk(random_actions(8), max_steps=3) == (3, False)
-    with pytest.raises(ConfigError, match="max_steps"):
-        sim.run_chunk(random_actions(8), max_steps=0)
-
-
 def test_fast_and_exact_loops_agree(model: TaskModel) -> None:
     """Both round alike where NumPy's BLAS and numba's do; the promise is 1e-9 a control step."""
     fast, exact = LiberoSim(model), LiberoSim(model, physics="exact")

@@ -267,14 +267,20 @@ class LiberoEnv(LiberoEnvBase):
             raise gym.error.ResetNeeded("The episode is over or never began: call reset() first.")
         rows = as_action(action, self.action_space.shape)
         limit = self._limit(self._task_id)
-        budget = limit - self._elapsed
-        rows = rows.reshape(-1, rows.shape[-1])
-        reward = 0.0
-        if self.on_control_step or self.replace_action or self._staged:
-            executed, success, reward = self._run_rows(rows, budget)
-        else:
-            executed, success = self.sim.run_chunk(rows, max_steps=budget)
-            self._elapsed += executed
+        rows = rows.reshape(-1, rows.shape[-1])[: limit - self._elapsed]
+        one_by_one = self.on_control_step or self.replace_action or self._staged
+        executed, success, reward = 0, False, 0.0
+        for part in rows[:, None] if one_by_one else rows[None]:  # each a chunk for the simulation
+            if self.replace_action is not None:
+                part = np.asarray(self.replace_action(part[0]), np.float64)[None]
+            steps, success = self.sim.run_chunk(part)
+            self._elapsed += steps
+            executed += steps
+            reward += self._discount(executed - 1) * self._gain()
+            for function in self.on_control_step:
+                function(self, self._info(success, executed))
+            if success:
+                break
         truncated = not success and self._elapsed >= limit
         self._needs_reset = success or truncated
         if success and not self._staged:
@@ -282,30 +288,12 @@ class LiberoEnv(LiberoEnvBase):
         observation = self.observe()
         return observation, reward, success, truncated, self._info(success, executed)
 
-    def _run_rows(self, rows: np.ndarray, budget: int) -> tuple[int, bool, float]:
-        """Do what ``run_chunk`` does row by row, with the functions of every control step.
-
-        Returns:
-            Control steps, success, and the staged reward; 0 without one.
-        """
-        reward = 0.0
-        for executed, row in enumerate(rows[:budget], 1):
-            chosen = row if self.replace_action is None else self.replace_action(row)
-            _, success = self.sim.run_chunk(np.asarray(chosen, np.float64)[None])
-            self._elapsed += 1
-            reward += self._discount(executed - 1) * self._gain()
-            for function in self.on_control_step:
-                function(self, self._info(success, executed))
-            if success:
-                break
-        return executed, success, reward
-
     def _discount(self, steps: int) -> float:
         """Return how much a reward counts that is given so many control steps later."""
         return 1.0 if self.gamma is None else float(self.gamma**steps)
 
     def _gain(self) -> float:
-        """Return by how much the progress has grown since the last look at it."""
+        """Return by how much the progress has grown since the last look at it; 0 if not staged."""
         if not self._staged:
             return 0.0
         before, self._progress = self._progress, self.sim.progress()

@@ -158,26 +158,19 @@ class LiberoSim(SimAccess):
         """
         return self._advance(as_action(action, (ACTION.size,))[None])[1]
 
-    def run_chunk(self, actions: np.ndarray, max_steps: int | None = None) -> tuple[int, bool]:
+    def run_chunk(self, actions: np.ndarray) -> tuple[int, bool]:
         """Execute control steps until the goal is reached or the chunk ends.
 
         Args:
             actions: (C, 7), see :meth:`step`.
-            max_steps: Execute at most this many of them (a step limit), at least 1.
 
         Returns:
             The number of control steps executed, and whether the goal is reached after the last.
 
         Raises:
             InvalidActionError: Wrong shape or not finite; nothing has moved then.
-            ConfigError: ``max_steps`` below 1.
         """
-        actions = as_action(actions, (None, ACTION.size))
-        if max_steps is not None:
-            if max_steps < 1:
-                raise ConfigError(f"max_steps must be at least 1, got {max_steps}.")
-            actions = actions[:max_steps]
-        return self._advance(actions)
+        return self._advance(as_action(actions, (None, ACTION.size)))
 
     def _advance(self, actions: np.ndarray) -> tuple[int, bool]:
         """Execute checked actions until the goal is reached; return how many, and whether it is."""

@@ -167,12 +167,11 @@ class Simulation(Protocol):
     def reset(self, layout: Any) -> None:
         """Start an episode from a layout and let it settle."""
 
-    def run_chunk(self, actions: np.ndarray, max_steps: int | None = None) -> tuple[int, bool]:
+    def run_chunk(self, actions: np.ndarray) -> tuple[int, bool]:
         """Execute control steps until the goal is reached or the chunk ends.
 
         Args:
             actions: (C, action size).
-            max_steps: Execute at most this many of them, at least 1.
 
         Returns:
             The number of control steps executed, and whether the goal is reached after the last.
