@@ -122,7 +122,7 @@ def test_weights_say_how_often_a_task_is_drawn_and_change_no_layout() -> None:
 def test_a_group_shares_what_weights_draw_and_other_environments_have_them() -> None:
     first = TaskSchedule(range(10), group_size=2)
     first.set_weights({t: t / 10 for t in range(10)})
-    row = [tasks(first.of_env(i), 50, 30) for i in range(4)]
+    row = [[first.task_and_rng(50 + i, e, i)[0] for e in range(30)] for i in range(4)]
     assert row[0] == row[1] and row[2] == row[3] and row[0] != row[2]
     assert tasks(pickle.loads(pickle.dumps(first)), 50, 30) == row[0]
 
@@ -159,9 +159,8 @@ def test_pickles_and_other_environments() -> None:
     schedule = TaskSchedule(range(5), "balanced", 3, 2)
     copy = pickle.loads(pickle.dumps(schedule))
     assert tasks(copy, 8, 20) == tasks(schedule, 8, 20)
-    other = schedule.of_env(9)
-    assert (other.env_index, other.group_size, other.sampling) == (9, 2, "balanced")
-    assert schedule.of_env(3) is schedule
+    other = TaskSchedule(range(5), "balanced", 9, 2)
+    assert [schedule.task_and_rng(59, e, 9)[0] for e in range(20)] == tasks(other, 50, 20)
 
 
 @pytest.mark.parametrize(
@@ -186,7 +185,7 @@ def test_seeds_that_no_vector_env_gives() -> None:
         TaskSchedule([0], env_index=6, group_size=4).check(1, 0)
     with pytest.raises(ConfigError, match="at least 6, got 5"):
         TaskSchedule([0], "balanced", env_index=6).check(5, 0)
-    assert TaskSchedule([0], env_index=6).check(0, 0) == (0, 0)
+    assert TaskSchedule([0], env_index=6).check(0, 0) == (0, 0, 6)
     for numbers in ((-1, 0), (0, -1), (0.5, 0)):
         with pytest.raises(ConfigError):
             TaskSchedule([0]).check(*numbers)

@@ -11,7 +11,6 @@ import numpy as np
 from vla_gym.actions import as_action
 from vla_gym.envs.base import LiberoEnvBase
 from vla_gym.envs.checks import parse_reset_options, parse_tasks
-from vla_gym.envs.schedule import TaskSchedule
 from vla_gym.envs.state import EnvState
 from vla_gym.errors import ConfigError
 from vla_gym.suites import task_number
@@ -61,6 +60,8 @@ class LiberoEnv(LiberoEnvBase):
 
     Attributes:
         schedule: Which task and layout each episode has.
+        next_episode: What the next reset without a seed plays, as arguments of :meth:`seek`; None
+            as long as no seed has been given or drawn.
         tasks: The tasks of the schedule, in its order.
         on_control_step: Functions of the environment and its info that are called at each reset
             and after each control step, also of those inside a chunk. Empty by default; the
@@ -69,11 +70,7 @@ class LiberoEnv(LiberoEnvBase):
             executed in its place, called directly before that control step.
     """
 
-    # What the next reset plays: episode number _episode of seed _seed, by the schedule _plays (of
-    # another environment after set_state); seek sets all three.
-    _plays: TaskSchedule
-    _seed: int | None = None
-    _episode = 0
+    next_episode: tuple[int, int, int] | None = None
     # The present episode.
     _elapsed = 0
     _init_state_id = -1
@@ -97,43 +94,43 @@ class LiberoEnv(LiberoEnvBase):
         task_id, init_state_id = parse_reset_options(self._suite, options)
         if seed is not None:
             self.seek(seed, 0)
-            seed = self._seed
+            seed = int(seed)
         super().reset(seed=seed)
-        if self._seed is None:
+        if self.next_episode is None:
             self.seek(int(self.np_random.integers(2**31)) + self.schedule.min_seed, 0)
-        assert self._seed is not None
+        assert self.next_episode is not None
+        seed, episode, index = self.next_episode
         # Drawn in any case, so that an option changes nothing else.
-        drawn, key_seed, rng = self._plays.task_and_rng(self._seed, self._episode)
+        drawn, key_seed, rng = self.schedule.task_and_rng(seed, episode, index)
         task_id = drawn if task_id is None else task_id
         model = self._model(task_id, clutter=self.cluttered)
         if init_state_id is None and self._turn:
-            init_state_id = self._turn[(key_seed + self._episode) % len(self._turn)]
+            init_state_id = self._turn[(key_seed + episode) % len(self._turn)]
         if init_state_id is None:
             layout = model.sample_layout(rng)
         else:
             layout = model.official_layout(init_state_id)
         self._needs_reset = True  # until the new episode stands
         self._sim = self._scenes.simulation(model)
-        self._vary(self._sim, key_seed)
+        self._vary(self._sim, key_seed, episode)
         self._sim.reset(layout)
         self._task_id, self._elapsed = task_id, 0
         self._init_state_id = layout.init_state_id
         self._gain()
         observation = self.observe()
-        self._episode += 1
+        self.next_episode = seed, episode + 1, index
         self._needs_reset = False
         info = self._info(success=False, executed=0)
         for function in self.on_control_step:
             function(self, info)
         return observation, info
 
-    def _vary(self, sim: Simulation, key_seed: int) -> None:
-        """Give a simulation the look of the next episode, from a random stream of its own."""
+    def _vary(self, sim: Simulation, key_seed: int, episode: int) -> None:
+        """Give a simulation the look of an episode, from a random stream of its own."""
         if self.variation is None:
             sim.set_variation(None)
             return
-        number = self._episode // self.scene_reset_interval
-        vector, rng = self.variation.draw(key_seed, number)
+        vector, rng = self.variation.draw(key_seed, episode // self.scene_reset_interval)
         if self.variation.distractors:
             rows = sim.place_distractors(self.variation.distractors, rng)
             part(vector, "distractors")[:] = rows
@@ -153,9 +150,7 @@ class LiberoEnv(LiberoEnvBase):
             ConfigError: If one is not an integer, negative, or the seed is smaller than
                 ``schedule.min_seed``.
         """
-        plays = self.schedule if env_index is None else self.schedule.of_env(env_index)
-        self._seed, self._episode = plays.check(seed, episode)
-        self._plays = plays
+        self.next_episode = self.schedule.check(seed, episode, env_index)
 
     def set_task_weights(self, weights: Mapping[int, float]) -> None:
         """Draw the tasks of the episodes that follow by weights; the present one goes on.
@@ -174,18 +169,6 @@ class LiberoEnv(LiberoEnvBase):
         if isinstance(weights, Mapping):
             parse_tasks(self._suite, tuple(weights))
         self.schedule.set_weights(weights)
-        if self._seed is not None:
-            self._plays.set_weights(weights)
-
-    @property
-    def next_episode(self) -> tuple[int, int, int] | None:
-        """What the next reset without a seed plays, as arguments of :meth:`seek`.
-
-        None as long as no seed has been given or drawn.
-        """
-        if self._seed is None:
-            return None
-        return self._seed, self._episode, self._plays.env_index
 
     def get_state(self) -> EnvState:
         """Return everything that the future of the episode, and the ones after it, depends on.
@@ -196,7 +179,8 @@ class LiberoEnv(LiberoEnvBase):
             gymnasium.error.ResetNeeded: Before the first reset.
         """
         snapshot = self.sim.get_state()
-        assert self._seed is not None
+        assert self.next_episode is not None
+        seed, episode, index = self.next_episode
         return EnvState(
             suite=self._task.suite,
             task_id=self._task.task_id,
@@ -205,9 +189,9 @@ class LiberoEnv(LiberoEnvBase):
             elapsed_steps=self._elapsed,
             needs_reset=self._needs_reset,
             init_state_id=self._init_state_id,
-            seed=self._seed,
-            next_episode=self._episode,
-            env_index=self._plays.env_index,
+            seed=seed,
+            next_episode=episode,
+            env_index=index,
             clutter=bool(self.task_model.clutter),
         )
 

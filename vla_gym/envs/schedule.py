@@ -69,54 +69,60 @@ class TaskSchedule:
     @property
     def min_seed(self) -> int:
         """Smallest seed that environment ``env_index`` may have: its base seed is not negative."""
-        if self.sampling == "balanced":
-            return self.env_index
-        return self.env_index % self.group_size
+        return self._min_seed(self.env_index)
 
-    def check(self, seed: int, episode: int) -> tuple[int, int]:
-        """Return both as ``int``, if there is such an episode.
+    def _min_seed(self, index: int) -> int:
+        return index if self.sampling == "balanced" else index % self.group_size
+
+    def check(self, seed: int, episode: int, env_index: int | None = None) -> tuple[int, int, int]:
+        """Return arguments of :meth:`task_and_rng` as ``int``, if there is such an episode.
 
         Raises:
             ConfigError: If a number is negative or not an integer, or the seed is smaller than
-                :attr:`min_seed`.
+                :attr:`min_seed` of that environment.
         """
         seed = as_integer(seed, "seed", 0, MAX_SEED + MAX_ENVS)
         episode = as_integer(episode, "episode", 0)
-        if seed < self.min_seed:
+        index = self.env_index if env_index is None else as_integer(env_index, "env_index", 0)
+        if seed < self._min_seed(index):
             raise ConfigError(
-                f"Environment {self.env_index} of a vector env has the seed base + "
-                f"{self.env_index}; expected at least {self.min_seed}, got {seed}."
+                f"Environment {index} of a vector env has the seed base + {index}; expected at "
+                f"least {self._min_seed(index)}, got {seed}."
             )
-        return seed, episode
+        return seed, episode, index
 
-    def task_and_rng(self, seed: int, episode: int) -> tuple[int, int, np.random.Generator]:
+    def task_and_rng(
+        self, seed: int, episode: int, env_index: int | None = None
+    ) -> tuple[int, int, np.random.Generator]:
         """Return what an episode begins with.
 
         Args:
             seed: The environment's own seed (base seed + env_index), see :meth:`check`.
             episode: Number of the episode since that seed was set, from 0.
+            env_index: Number of the environment, if it is another one of the vector env.
 
         Returns:
             The task's id; the seed that all of the group share, by which layouts are drawn (the
             environment's own with ``group_size=1``); and the generator that draws the layout.
         """
-        key_seed = seed - self.env_index % self.group_size
+        index = self.env_index if env_index is None else env_index
+        key_seed = seed - index % self.group_size
         rng = np.random.default_rng([key_seed, episode])
         # Drawn in every mode, so that the layouts that follow are the same in all of them.
         drawn = int(rng.integers(len(self.task_ids)))
         if self.weights:
             drawn = self._weighted(key_seed, episode)
-        return self.task_ids[self._entry(drawn, seed, episode)], key_seed, rng
+        return self.task_ids[self._entry(drawn, seed, episode, index)], key_seed, rng
 
-    def _entry(self, drawn: int, seed: int, episode: int) -> int:
+    def _entry(self, drawn: int, seed: int, episode: int, index: int) -> int:
         count = len(self.task_ids)
         if self.sampling == "uniform":
             return drawn
         block, turn = divmod(episode, count)
-        place = (self.env_index // self.group_size + turn) % count
+        place = (index // self.group_size + turn) % count
         if self.sampling == "round_robin":
             return place
-        order = np.random.default_rng([seed - self.env_index, _BLOCK_TAG, block])
+        order = np.random.default_rng([seed - index, _BLOCK_TAG, block])
         return int(order.permutation(count)[place])
 
     def _weighted(self, key_seed: int, episode: int) -> int:
@@ -151,11 +157,3 @@ class TaskSchedule:
                 "weight above 0."
             )
         self.weights = checked
-
-    def of_env(self, env_index: int) -> TaskSchedule:
-        """Return the schedule of another environment of the same vector env."""
-        if env_index == self.env_index:
-            return self
-        other = TaskSchedule(self.task_ids, self.sampling, env_index, self.group_size)
-        other.weights = self.weights
-        return other

@@ -118,7 +118,9 @@ class _Layouts(TaskSchedule):
         super().__init__(schedule.task_ids)
         self.rng = np.random.default_rng(0)
 
-    def task_and_rng(self, seed: int, episode: int) -> tuple[int, int, np.random.Generator]:
+    def task_and_rng(
+        self, seed: int, episode: int, env_index: int | None = None
+    ) -> tuple[int, int, np.random.Generator]:
         """Return a task (an option overrides it), the seed and the generator."""
-        del episode
+        del episode, env_index
         return self.task_ids[0], seed, self.rng
