@@ -14,8 +14,7 @@ from vla_gym.envs.checks import parse_reset_options, parse_tasks
 from vla_gym.envs.state import EnvState
 from vla_gym.errors import ConfigError
 from vla_gym.suites import task_number
-from vla_gym.suites.protocol import Simulation, Task
-from vla_gym.variation.drawn import part
+from vla_gym.suites.protocol import Task
 
 
 class LiberoEnv(LiberoEnvBase):
@@ -112,7 +111,10 @@ class LiberoEnv(LiberoEnvBase):
             layout = model.official_layout(init_state_id)
         self._needs_reset = True  # until the new episode stands
         self._sim = self._scenes.simulation(model)
-        self._vary(self._sim, key_seed, episode)
+        look = None
+        if self.variation is not None:  # from a random stream of its own
+            look = self.variation.draw(key_seed, episode // self.scene_reset_interval, self._sim)
+        self._sim.set_variation(look)
         self._sim.reset(layout)
         self._task_id, self._elapsed = task_id, 0
         self._init_state_id = layout.init_state_id
@@ -124,17 +126,6 @@ class LiberoEnv(LiberoEnvBase):
         for function in self.on_control_step:
             function(self, info)
         return observation, info
-
-    def _vary(self, sim: Simulation, key_seed: int, episode: int) -> None:
-        """Give a simulation the look of an episode, from a random stream of its own."""
-        if self.variation is None:
-            sim.set_variation(None)
-            return
-        vector, rng = self.variation.draw(key_seed, episode // self.scene_reset_interval)
-        if self.variation.distractors:
-            rows = sim.place_distractors(self.variation.distractors, rng)
-            part(vector, "distractors")[:] = rows
-        sim.set_variation(vector)
 
     def seek(self, seed: int, episode: int, env_index: int | None = None) -> None:
         """Make the next reset without a seed play a certain episode; the present one goes on.

@@ -104,16 +104,16 @@ class DomainVariation:
             )
         return value if value is not None and any(dataclasses.astuple(value)) else None
 
-    def draw(self, key_seed: int, number: int) -> tuple[np.ndarray, np.random.Generator]:
+    def draw(self, key_seed: int, number: int, sim: Any) -> np.ndarray:
         """Draw a variation; it depends on the arguments alone.
 
         Args:
             key_seed: Seed of the environment or of its group.
             number: Number of the variation: episode // scene_reset_interval.
+            sim: The suite's simulation, which knows where its scene has room for distractors.
 
         Returns:
-            float64 (VARIATION_WIDTH,), still without distractors; and the generator that places
-            these.
+            float64 (VARIATION_WIDTH,).
         """
         vector = plain_vector()
         rngs = [np.random.default_rng([key_seed, _VARIATION_TAG, number, i]) for i in range(5)]
@@ -133,7 +133,10 @@ class DomainVariation:
         colours = part(vector, "object_colors")
         colours[:] = rngs[_OBJECTS].uniform(_DARKEST, 1, colours.shape)
         part(vector, "object_weight")[...] = self.object_color
-        return vector, rngs[_DISTRACTORS]
+        if self.distractors:
+            rows = sim.place_distractors(self.distractors, rngs[_DISTRACTORS])
+            part(vector, "distractors")[:] = rows
+        return vector
 
     @staticmethod
     def describe(vector: np.ndarray) -> dict[str, Any]:
