@@ -251,26 +251,23 @@ class LiberoEnv(LiberoEnvBase):
             steps, success = self.sim.run_chunk(part)
             self._elapsed += steps
             executed += steps
-            reward += self._discount(executed - 1) * self._gain()
+            reward += self._discount(executed - 1) * self._gain(success)
             for function in self.on_control_step:
                 function(self, self._info(success, executed))
             if success:
                 break
         truncated = not success and self._elapsed >= limit
         self._needs_reset = success or truncated
-        if success and not self._staged:
-            reward = self._discount(executed - 1)
-        observation = self.observe()
-        return observation, reward, success, truncated, self._info(success, executed)
+        return self.observe(), reward, success, truncated, self._info(success, executed)
 
     def _discount(self, steps: int) -> float:
         """Return how much a reward counts that is given so many control steps later."""
         return 1.0 if self.gamma is None else float(self.gamma**steps)
 
-    def _gain(self) -> float:
-        """Return by how much the progress has grown since the last look at it; 0 if not staged."""
+    def _gain(self, success: bool = False) -> float:
+        """Return the reward for what has been reached since the last look."""
         if not self._staged:
-            return 0.0
+            return float(success)
         before, self._progress = self._progress, self.sim.progress()
         return self._progress - before
 
@@ -290,15 +287,14 @@ class LiberoEnv(LiberoEnvBase):
             "instruction": self._task.instruction,
             "task_id": self._task_id,
             "init_state_id": self._init_state_id,
+            **self._task.facts,
         }
-        info |= self._task.facts
         if self._task.suite != self.suite:
             info["suite"] = self._task.suite
         if self.gamma is not None:
             info["discount"] = self._discount(executed)
         if self._staged:
             info["progress"] = self._progress
-        variation = self.sim.variation
-        if variation is not None:
+        if (variation := self.sim.variation) is not None:
             info["variation"] = variation
         return info
