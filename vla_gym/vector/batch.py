@@ -139,18 +139,6 @@ class Batch:
         }
 
 
-class _Rows(VectorEnv[Any, Any, Any]):
-    """Gymnasium's rules for putting infos together, for any number of rows."""
-
-    closed = True
-
-    def __init__(self, num_rows: int) -> None:
-        self.num_envs = num_rows
-
-    def add(self, infos: dict[str, Any], info: dict[str, Any], row: int) -> dict[str, Any]:
-        return self._add_info(infos, info, row)
-
-
 def batch_infos(
     table: Mapping[str, np.ndarray],
     prefix: str,
@@ -189,10 +177,11 @@ def batch_infos(
         values[mask] = [texts[i] for i in ids[mask].tolist()]
         infos[TEXT_INFO], infos[f"_{TEXT_INFO}"] = values, mask
     if extras:
-        rows = _Rows(len(ids))
+        rows: VectorEnv[Any, Any, Any] = VectorEnv()  # knows Gymnasium's rules for infos
+        rows.num_envs, rows.closed = len(ids), True
         for row, i in enumerate(ids.tolist()):
             if extras.get(i) and (active is None or active[row]):
-                infos = rows.add(infos, extras[i], row)
+                infos = rows._add_info(infos, extras[i], row)
     return infos
 
 
