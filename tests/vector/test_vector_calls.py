@@ -122,6 +122,8 @@ def test_calls_in_the_wrong_order(make_vec):
         ({"max_restarts": -1}, ConfigError, "max_restarts must be"),
         ({"step_timeout": 0}, ConfigError, "step_timeout must be"),
         ({"render_devices": 0}, ConfigError, "render_devices lists"),
+        ({"render_devices": "01"}, ConfigError, "render_devices lists"),
+        ({"render_devices": [0, "1"]}, ConfigError, "A render device must be an integer"),
         ({"suite": None}, ConfigError, "Give a suite"),
         ({"suite": None, "env_factory": stub_factory(), "chunk_len": 8}, ConfigError, "leave out"),
     ],

@@ -115,12 +115,13 @@ def start_pool(
     """Start the workers of a plan; ``"ready"`` events tell when they have built their environments.
 
     Raises:
-        ConfigError: If the number of workers is negative, or ``render_devices`` is no list.
+        ConfigError: If the number of workers is negative, or ``render_devices`` lists no devices.
         AssetError, CompileError: If the scenes can't be loaded.
         WorkerError: If no process can be started.
     """
-    if not isinstance(render_devices, Sequence | None):
+    if not isinstance(render_devices, Sequence | None) or isinstance(render_devices, str):
         raise ConfigError(f"render_devices lists device numbers, got {render_devices!r:.80}.")
+    devices = [as_integer(device, "A render device", 0) for device in render_devices or ()]
     wanted = len(os.sched_getaffinity(0)) if workers is None else as_integer(workers, "workers", 0)
     num_workers = max(1, min(wanted, plan.num_envs))
     blocks = np.array_split(np.arange(plan.num_envs), num_workers)
@@ -131,8 +132,8 @@ def start_pool(
     if wanted == 0:
         return LocalPool(specs[0], interrupts)
 
-    devices = itertools.cycle(render_devices or ())
-    environs = [{"MUJOCO_EGL_DEVICE_ID": str(d)} for _, d in zip(specs, devices, strict=False)]
+    cycle = itertools.cycle(devices)
+    environs = [{"MUJOCO_EGL_DEVICE_ID": str(d)} for _, d in zip(specs, cycle, strict=False)]
 
     def preload(server: ProcessServer) -> None:
         if plan.scenes is not None:
