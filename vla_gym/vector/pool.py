@@ -13,7 +13,6 @@ from vla_gym.envs.checks import as_integer
 from vla_gym.errors import ConfigError, WorkerError
 from vla_gym.vector.plan import EnvPlan
 from vla_gym.vector.process_pool import ProcessPool
-from vla_gym.vector.processes.client import ProcessServer
 from vla_gym.vector.processes.interrupts import Interrupts
 from vla_gym.vector.shared_memory import Layout, map_arrays
 from vla_gym.vector.worker import Event, Worker, WorkerSpec
@@ -121,29 +120,20 @@ def start_pool(
     """
     if not isinstance(render_devices, Sequence | None) or isinstance(render_devices, str):
         raise ConfigError(f"render_devices lists device numbers, got {render_devices!r:.80}.")
-    devices = [as_integer(device, "A render device", 0) for device in render_devices or ()]
+    devices: list[int | None] = [as_integer(d, "A render device", 0) for d in render_devices or ()]
     wanted = len(os.sched_getaffinity(0)) if workers is None else as_integer(workers, "workers", 0)
     num_workers = max(1, min(wanted, plan.num_envs))
     blocks = np.array_split(np.arange(plan.num_envs), num_workers)
     specs = [
-        WorkerSpec(w, tuple(block.tolist()), plan.make_env, plan.first)
-        for w, block in enumerate(blocks)
+        WorkerSpec(w, tuple(block.tolist()), plan.make_env, plan.first, device)
+        for w, (block, device) in enumerate(zip(blocks, itertools.cycle(devices or [None])))
     ]
     if wanted == 0:
         return LocalPool(specs[0], interrupts)
-
-    cycle = itertools.cycle(devices)
-    environs = [{"MUJOCO_EGL_DEVICE_ID": str(d)} for _, d in zip(specs, cycle, strict=False)]
-
-    def preload(server: ProcessServer) -> None:
-        if plan.scenes is not None:
-            server.load("vla_gym.vector.preload:preload", timeout=start_timeout, **plan.scenes)
-
     return ProcessPool(
         specs,
         interrupts,
-        environs=environs,
-        prepare=preload,
+        scenes=plan.scenes,
         step_timeout=step_timeout,
         start_timeout=start_timeout,
     )

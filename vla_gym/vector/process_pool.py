@@ -10,7 +10,7 @@ import signal
 import socket
 import struct
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import inf
 from multiprocessing.connection import Connection
@@ -25,6 +25,7 @@ from vla_gym.vector.processes.interrupts import Interrupts
 from vla_gym.vector.shared_memory import Layout, map_arrays
 from vla_gym.vector.worker import Event, Failure, WorkerSpec
 
+_PRELOAD = "vla_gym.vector.preload:preload"
 _CLOSE_S = 5.0  # for a worker to close its environments
 _ABORT_S = 1.0  # for a hanging worker to write where it is
 _KILL_S = 10.0  # for the kernel to end a killed process
@@ -57,8 +58,7 @@ class ProcessPool:
         specs: Sequence[WorkerSpec],
         interrupts: Interrupts,
         *,
-        environs: Sequence[Mapping[str, str]],
-        prepare: Callable[[ProcessServer], None],
+        scenes: Mapping[str, Any] | None,
         step_timeout: float,
         start_timeout: float,
     ) -> None:
@@ -67,14 +67,13 @@ class ProcessPool:
         Args:
             specs: One per worker.
             interrupts: Tells when a wait may be interrupted.
-            environs: Environment variables of each worker; empty for none.
-            prepare: Called with a new server before workers are forked from it.
+            scenes: Arguments of ``vector.preload.preload``, which a new server calls before workers
+                are forked from it; None: it is not called.
             step_timeout: Seconds without progress after which a worker counts as hung.
             start_timeout: The same until its environments are built, and to its first answer.
         """
         self.blocks = [np.array(spec.env_ids) for spec in specs]
-        self._specs, self._environs, self._prepare = specs, environs, prepare
-        self._interrupts = interrupts
+        self._specs, self._scenes, self._interrupts = specs, scenes, interrupts
         # The message of nearly every step.
         self._run_all = [pickle.dumps(("run", list(spec.env_ids), {}, False)) for spec in specs]
         self._step_timeout, self._start_timeout = step_timeout, start_timeout
@@ -118,7 +117,8 @@ class ProcessPool:
             try:
                 if self._server is None:
                     self._server = ProcessServer.acquire()
-                    self._prepare(self._server)
+                    if self._scenes is not None:
+                        self._server.load(_PRELOAD, timeout=self._start_timeout, **self._scenes)
                 self._handles[worker] = self._fork(self._server, worker)
                 break
             except ServerDied as error:
@@ -129,6 +129,8 @@ class ProcessPool:
         self._poller.register(self._handles[worker].connection, select.POLLIN)
 
     def _fork(self, server: ProcessServer, worker: int) -> WorkerHandle:
+        spec = self._specs[worker]
+        environ = {} if spec.device is None else {"MUJOCO_EGL_DEVICE_ID": str(spec.device)}
         ours, theirs = socket.socketpair()
         with ours, theirs:
             # However long a worker may stop in the middle of a message.
@@ -137,9 +139,9 @@ class ProcessPool:
                 ours.setsockopt(socket.SOL_SOCKET, option, limit)
             process = server.spawn(
                 "vla_gym.vector.worker:main",
-                cloudpickle.dumps(self._specs[worker]),
+                cloudpickle.dumps(spec),
                 [theirs.fileno(), self._memory_fd],
-                self._environs[worker] if self._environs else {},
+                environ,
                 timeout=self._start_timeout,
             )
             connection = Connection(ours.detach())

@@ -71,12 +71,14 @@ class WorkerSpec:
         env_ids: Its environments.
         make_env: Builds environment ``first + i`` of the vector environment that this is a part of.
         first: Number of environment 0 in that one.
+        device: EGL device that it draws on; None: as MuJoCo chooses.
     """
 
     worker: int
     env_ids: tuple[int, ...]
     make_env: Callable[[int], gym.Env[Any, Any]]
     first: int = 0
+    device: int | None = None
 
 
 @dataclass(frozen=True)
