@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import queue
 import time
-from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Any
@@ -14,7 +13,6 @@ import numpy as np
 
 from vla_gym.remote.messages import Reply
 from vla_gym.remote.shards import Shard
-from vla_gym.vector.shared_memory import OF_RESETS, RESET
 
 _AGAIN_S = 0.5  # between two attempts to place a part
 
@@ -73,28 +71,6 @@ class Link:
     def busy(self) -> bool:
         """Whether something is to come of it."""
         return bool(self.pending) or self.again_at is not None
-
-    def run(
-        self,
-        ids: np.ndarray,
-        columns: Mapping[str, np.ndarray],
-        options: Mapping[int, Any],
-        *,
-        each: bool,
-    ) -> None:
-        """Have environments, by the numbers of all parts, do what their rows of a table say."""
-        ops, local = columns["op"][ids], ids - self.first
-        names = ("action", *OF_RESETS) if (ops == RESET).any() else ("action",)
-        rows = {name: columns[name][ids] for name in names}
-        own = {i - self.first: options[i] for i in ids.tolist() if i in options}
-        self.send("run", (each, local, ops, rows, own), local)
-        if each:
-            self.going.update(local.tolist())
-
-    def call(self, ids: Sequence[int], method: str, arguments: Sequence[Any]) -> None:
-        """Call a method of the rows of environments, by the numbers of all parts."""
-        local = np.array(ids) - self.first
-        self.send("call", (dict(zip(local.tolist(), arguments, strict=True)), method), local)
 
     def ask(self, wanted: Wanted, total: int) -> None:
         """Ask for what was begun one by one (``total`` in all parts) and is wanted now, once."""

@@ -20,7 +20,7 @@ from vla_gym.remote.messages import PartSpec, Reply, Rows
 from vla_gym.remote.part import asset_digest
 from vla_gym.remote.shards import Hosts
 from vla_gym.vector.processes.interrupts import Interrupts
-from vla_gym.vector.shared_memory import Layout, map_arrays
+from vla_gym.vector.shared_memory import OF_RESETS, RESET, Layout, map_arrays
 from vla_gym.vector.worker import Event, Failure
 
 _CLOSE_S = 5.0  # for a part to close its environments
@@ -101,11 +101,20 @@ class RemotePool:
 
     def run(self, worker: int, ids: np.ndarray, *, each: bool, options: Mapping[int, Any]) -> None:
         """Have environments of a part do what their rows say, with reset options by id."""
-        self._links[worker].run(ids, self._columns, options, each=each)
+        link, columns = self._links[worker], self._columns
+        ops, local = columns["op"][ids], ids - link.first
+        names = ("action", *OF_RESETS) if (ops == RESET).any() else ("action",)
+        rows = {name: columns[name][ids] for name in names}
+        own = {i - link.first: options[i] for i in ids.tolist() if i in options}
+        link.send("run", (each, local, ops, rows, own), local)
+        if each:
+            link.going.update(local.tolist())
 
     def call(self, worker: int, ids: Sequence[int], method: str, arguments: list[Any]) -> None:
         """Call a method of rows; the results come as an event."""
-        self._links[worker].call(ids, method, arguments)
+        link = self._links[worker]
+        local = np.array(ids) - link.first
+        link.send("call", (dict(zip(local.tolist(), arguments, strict=True)), method), local)
 
     # Events
 
