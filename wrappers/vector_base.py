@@ -162,7 +162,7 @@ class VectorEpisodeWrapper(VectorObservationWrapper):
         *args: Any,
         each: bool,
     ) -> None:
-        """Begin what another table asks of environments; see ``VectorEnvBase.begin``."""
+        """Begin what another table asks of environments; see ``PartEnv.begin``."""
         self.env.begin(ids, ops, rows, *args, each=each)
         self._actions[ids], self._resetting[ids] = rows["action"], ops == RESET
 

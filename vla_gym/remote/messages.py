@@ -38,16 +38,14 @@ class PartSpec:
     files: Sequence[tuple[str, str]]
 
     def build(self) -> tuple[Any, Any]:
-        """Return the ``LiberoVectorEnv`` of the part, and the same with its wrappers."""
-        from vla_gym.vector import LiberoVectorEnv
+        """Return the ``PartEnv`` of the part, and the same with its wrappers."""
+        from vla_gym.remote.part import PartEnv
 
         if self.files:
             from vla_gym.suites.libero.own import BddlSuite
 
             BddlSuite(self.files).keep()
-        base = LiberoVectorEnv(
-            self.num_envs, self.suite, env_ids=self.env_ids, copy=False, **self.kwargs
-        )
+        base = PartEnv(self.num_envs, self.suite, env_ids=self.env_ids, copy=False, **self.kwargs)
         envs: Any = base
         try:
             for wrapper in self.vector_wrappers:
@@ -110,7 +108,7 @@ class Rows:
         Args:
             result: Of the outermost wrapper, whose rewards, flags and infos count; but for
                 ``instruction`` and ``episode_stats``, which are the environments' own.
-            written: Of the same environments, see ``VectorEnvBase.written``.
+            written: Of the same environments, see ``PartEnv.written``.
             texts: New instructions by environment.
         """
         obs, rewards, terminated, truncated, infos = result

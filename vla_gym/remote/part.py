@@ -17,7 +17,9 @@ import numpy as np
 import vla_gym
 from vla_gym.errors import AssetError, ConfigError, WorkerError
 from vla_gym.remote.messages import PartSpec, Reply, Rows, flatten
+from vla_gym.vector import LiberoVectorEnv
 from vla_gym.vector.env_row import EnvRowState, row_in
+from vla_gym.vector.shared_memory import OF_WORKERS
 from vla_gym.vector.worker import EnvSpaces, portable
 
 #: While a part waits for its environments, it looks so often whether it is told something else.
@@ -37,6 +39,47 @@ def asset_digest(assets: str | None) -> str | None:
         return resolve_asset_pack(assets).digest
     except AssetError:
         return None
+
+
+class PartEnv(LiberoVectorEnv):
+    """The vector environment of a part, whose environments another table drives."""
+
+    def begin(
+        self,
+        ids: np.ndarray,
+        ops: np.ndarray,
+        rows: Mapping[str, np.ndarray],
+        options: Mapping[int, dict[str, Any]],
+        *,
+        each: bool,
+    ) -> None:
+        """Begin what another table asks of idle environments, ascending; see ``EnvTable.take``.
+
+        ``recv`` returns what comes of it; with ``each`` they may be received one by one.
+        """
+        self._assert_open()
+        self._table.take(ids, ops, rows)
+        self.seeded = True
+        self._runner.launch(ids, ops, options, each=each)
+
+    def tell_restarts(self, tell: Callable[[str], None]) -> None:
+        """Have restarts of workers told to a function; without it they are warnings."""
+        self._runner.tell = tell
+
+    def num_done(self) -> int:
+        """Return how many environments are done and not received."""
+        return len(self._table.finished)
+
+    def written(self, ids: np.ndarray) -> tuple[dict[str, np.ndarray], dict[int, str | None]]:
+        """Return what workers wrote for environments: columns but observations, instructions."""
+        columns, extras = self._table.columns, self._table.extras
+        rows = {name: columns[name][ids] for name in columns if name.startswith(OF_WORKERS)}
+        return rows, {i: extras[i].text for i in ids.tolist() if i in extras}
+
+    def call_rows(self, calls: Mapping[int, tuple[Any, ...]], method: str) -> list[Any]:
+        """Call a method of ``EnvRow`` with arguments by environment."""
+        self._idle(method, list(calls))
+        return self._runner.call(calls, method)
 
 
 class Part:

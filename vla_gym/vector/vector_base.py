@@ -21,7 +21,6 @@ from vla_gym.vector.plan import EnvPlan
 from vla_gym.vector.pool import Pool
 from vla_gym.vector.processes.interrupts import Interrupts, undivided
 from vla_gym.vector.runner import Runner
-from vla_gym.vector.shared_memory import OF_WORKERS
 
 
 class VectorEnvBase(VectorEnv[Any, Any, np.ndarray]):
@@ -125,8 +124,7 @@ class VectorEnvBase(VectorEnv[Any, Any, np.ndarray]):
         self._batch.align()
         self._table.columns["half"][ids] = self._table.half[ids]
         known = {i: (s,) for i, s in zip(ids, states, strict=True) if s.env is not None}
-        if known:
-            self._call_again(known, "set_state")
+        self._call_again(known, "set_state")
         self._seed(self._everyone, None)
         for i, state in zip(ids, states, strict=True):
             self._table.restore(i, state)
@@ -191,37 +189,11 @@ class VectorEnvBase(VectorEnv[Any, Any, np.ndarray]):
         """End the workers; whatever is under way is lost."""
         self._finalizer()
 
-    # As a part of a larger vector environment, whose table is elsewhere: see vla_gym.remote
-
-    def begin(
-        self,
-        ids: np.ndarray,
-        ops: np.ndarray,
-        rows: Mapping[str, np.ndarray],
-        options: Mapping[int, dict[str, Any]],
-        *,
-        each: bool,
-    ) -> None:
-        """Begin what another table asks of idle environments, ascending; see ``EnvTable.take``.
-
-        ``recv`` returns what comes of it; with ``each`` they may be received one by one.
-        """
-        self._assert_open()
-        self._table.take(ids, ops, rows)
-        self.seeded = True
-        self._runner.launch(ids, ops, options, each=each)
-
-    def tell_restarts(self, tell: Callable[[str], None]) -> None:
-        """Have restarts of workers told to a function; without it they are warnings."""
-        self._runner.tell = tell
+    # Inside
 
     def going(self) -> np.ndarray:
         """Return the environments that were begun and not received."""
         return np.union1d(np.flatnonzero(self._table.busy), self._table.finished).astype(np.int64)
-
-    def num_done(self) -> int:
-        """Return how many environments are done and not received."""
-        return len(self._table.finished)
 
     def end(self) -> None:
         """Wait for all that is under way and throw it away, errors too."""
@@ -229,19 +201,6 @@ class VectorEnvBase(VectorEnv[Any, Any, np.ndarray]):
             with contextlib.suppress(VlaGymError, Warning):
                 self._runner.wait(self._runner.idle)
         self._collected()
-
-    def written(self, ids: np.ndarray) -> tuple[dict[str, np.ndarray], dict[int, str | None]]:
-        """Return what workers wrote for environments: columns but observations, instructions."""
-        columns, extras = self._table.columns, self._table.extras
-        rows = {name: columns[name][ids] for name in columns if name.startswith(OF_WORKERS)}
-        return rows, {i: extras[i].text for i in ids.tolist() if i in extras}
-
-    def call_rows(self, calls: Mapping[int, tuple[Any, ...]], method: str) -> list[Any]:
-        """Call a method of ``EnvRow`` with arguments by environment."""
-        self._idle(method, list(calls))
-        return self._runner.call(calls, method)
-
-    # Inside
 
     def _assert_open(self) -> None:
         if self.closed:
