@@ -158,12 +158,7 @@ class LiberoEnvBase(CameraEnv):
             raise ConfigError(f"assets must be the name or path of a pack, got {assets!r:.80}.")
         check_path(self.assets)
         self.physics, self.chunk_len, self.visual_profile = physics, chunk_len, visual_profile
-        num_init_states = self._suite.num_init_states
-        self.init_states = parse_init_states(init_states, num_init_states)
-        # Which official states are played in turn; none: layouts are sampled.
-        self._turn: Sequence[int] = range(num_init_states)
-        if self.init_states != "official":
-            self._turn = () if self.init_states == "sampled" else self.init_states
+        self.init_states = parse_init_states(init_states, self._suite.num_init_states)
         self.gamma, self.max_control_steps = gamma, max_control_steps
         self.render_mode = render_mode
         self.variation = DomainVariation.parse(variation)

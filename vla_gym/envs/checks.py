@@ -6,7 +6,7 @@ import difflib
 import inspect
 import operator
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 
@@ -112,10 +112,12 @@ def parse_tasks(suite: Suite, task_ids: int | str | Sequence[int | str] | None) 
     return tuple(task_number(suite, task_id) for task_id in ids)
 
 
-def parse_init_states(
-    init_states: str | Sequence[int], count: int
-) -> Literal["sampled", "official"] | tuple[int, ...]:
-    """Return ``"sampled"``, ``"official"`` or indices of the ``count`` official states.
+def parse_init_states(init_states: str | Sequence[int], count: int) -> Sequence[int]:
+    """Return which of the ``count`` official states are played in turn; none: layouts are sampled.
+
+    Args:
+        init_states: ``"sampled"``, ``"official"`` (all of them) or their indices.
+        count: How many there are.
 
     Raises:
         ConfigError: If it is something else, empty, or there is no such state.
@@ -123,10 +125,10 @@ def parse_init_states(
     if isinstance(init_states, np.ndarray):
         init_states = init_states.tolist()
     if init_states == "sampled":
-        return "sampled"
+        return ()
     check_has_states(count)
     if init_states == "official":
-        return "official"
+        return range(count)
     if isinstance(init_states, str) or not isinstance(init_states, Sequence):
         raise ConfigError(
             "init_states must be 'sampled', 'official' or a sequence of official states, "

@@ -103,8 +103,8 @@ class LiberoEnv(LiberoEnvBase):
         drawn, key_seed, rng = self.schedule.task_and_rng(seed, episode, index)
         task_id = drawn if task_id is None else task_id
         model = self._model(task_id, clutter=self.cluttered)
-        if init_state_id is None and self._turn:
-            init_state_id = self._turn[(key_seed + episode) % len(self._turn)]
+        if init_state_id is None and self.init_states:
+            init_state_id = self.init_states[(key_seed + episode) % len(self.init_states)]
         if init_state_id is None:
             layout = model.sample_layout(rng)
         else:

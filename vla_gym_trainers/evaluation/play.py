@@ -71,7 +71,7 @@ class PlayConfig(PolicyConfig):
         ids = (0,) if self.init_state_ids is None else self.init_state_ids
         states = parse_init_states(ids, suite.num_init_states)
         look = self.episodes_a_look
-        return [Start.official(suite.name, i, int(s), look) for i in tasks for s in states]
+        return [Start.official(suite.name, i, s, look) for i in tasks for s in states]
 
     def check(self) -> None:
         """Check what can be checked without loading anything.
