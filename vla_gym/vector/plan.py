@@ -24,7 +24,7 @@ from vla_gym.envs.checks import (
     parse_tasks,
 )
 from vla_gym.errors import ConfigError
-from vla_gym.suites import get_suite
+from vla_gym.suites import Suite, get_suite
 
 if TYPE_CHECKING:
     from vla_gym.envs.libero import LiberoEnv
@@ -42,16 +42,14 @@ class EnvPlan:
         make_env: Builds environment ``first + i`` of the vector environment that this is a part of.
         first: Number of environment 0 in that one.
         group_size: So many consecutive environments play the same.
-        suite: Suite name; None with a factory.
-        plain: Whether the environments are bare ``LiberoEnv``: no factory, no wrappers.
+        suite: Of bare ``LiberoEnv``; None with a factory or wrappers.
         scenes: Arguments of ``vector.preload.preload``; None with a factory.
     """
 
     num_envs: int
     make_env: Callable[[int], gym.Env[Any, Any]]
     group_size: int = 1
-    suite: str | None = None
-    plain: bool = False
+    suite: Suite | None = None
     scenes: Mapping[str, Any] | None = None
     first: int = 0
 
@@ -98,10 +96,10 @@ class EnvPlan:
             raise ConfigError("Give a suite, e.g. suite='goal', or an env_factory.")
         if "env_index" in env_kwargs:
             raise ConfigError("env_index is for a single environment: leave it out.")
-        suite = get_suite(suite).name
-        lists = _task_lists(suite, task_ids, num_envs, group_size)
+        found = get_suite(suite)
+        lists = _task_lists(found, task_ids, num_envs, group_size)
         kwargs = {"task_sampling": task_sampling, "group_size": group_size, **env_kwargs}
-        libero = functools.partial(_libero_env, suite=suite, task_lists=lists, kwargs=kwargs)
+        libero = functools.partial(_libero_env, suite=found.name, task_lists=lists, kwargs=kwargs)
         make = functools.partial(_build, make=libero, wrappers=tuple(wrappers))
         # Checks all arguments: nothing is simulated before the first reset.
         env = libero(0)
@@ -111,14 +109,14 @@ class EnvPlan:
         scenes = {
             "tasks": [
                 (task.suite, task.task_id)
-                for task in (get_suite(suite).tasks[i] for i in sorted(set().union(*lists)))
+                for task in (found.tasks[i] for i in sorted(set().union(*lists)))
             ],
             "assets": str(env.assets),
             "clutter": env.cluttered,
             "images": bool(env_wrappers) or draws,
             "drawing": env.drawing if draws else None,
         }
-        return cls(num_envs, make, group_size, suite, not env_wrappers, scenes)
+        return cls(num_envs, make, group_size, None if env_wrappers else found, scenes)
 
     def part(self, env_ids: range) -> EnvPlan:
         """Return the plan of consecutive environments alone; they play what they play in all.
@@ -193,7 +191,7 @@ class EnvPlan:
             is_row = isinstance(value, np.ndarray) and value.ndim == 1
             listed = is_row or isinstance(value, list | tuple)
             each = key in _OPTIONS and listed and len(value) == self.num_envs
-            if self.plain and key in _OPTIONS and listed and not each:
+            if self.suite is not None and key in _OPTIONS and listed and not each:
                 raise ConfigError(
                     f"{key} must be one number, or one for each of the {self.num_envs} "
                     f"environments; got {len(value)}."
@@ -202,9 +200,9 @@ class EnvPlan:
                 one = value[i] if each else value
                 if key not in _OPTIONS or not np.array_equal(one, -1):
                     own[key] = one
-        if self.plain:  # what LiberoEnv would say, before anything moves
+        if self.suite is not None:  # what LiberoEnv would say, before anything moves
             for own in per_env.values():
-                parse_reset_options(get_suite(self.suite or ""), own)
+                parse_reset_options(self.suite, own)
         return ids, {i: own for i, own in per_env.items() if own}
 
 
@@ -243,9 +241,8 @@ def _libero_env(
 
 
 def _task_lists(
-    suite: str, task_ids: int | str | Sequence[Any] | None, num_envs: int, group_size: int
+    suite: Suite, task_ids: int | str | Sequence[Any] | None, num_envs: int, group_size: int
 ) -> tuple[tuple[int, ...], ...]:
-    found = get_suite(suite)
     if not isinstance(task_ids, str | int | np.integer | Sequence | np.ndarray | None):
         raise ConfigError(f"task_ids must be a task, or a sequence of them, got {task_ids!r:.80}.")
     nested = not isinstance(task_ids, str | int | np.integer | None) and any(
@@ -253,7 +250,7 @@ def _task_lists(
         for entry in task_ids
     )
     entries: Sequence[Any] = task_ids if nested else (task_ids,)  # type: ignore[assignment]
-    lists = tuple(parse_tasks(found, entry) for entry in entries)
+    lists = tuple(parse_tasks(suite, entry) for entry in entries)
     if not all(lists):
         raise ConfigError(f"Every environment needs a task, got task_ids={task_ids}.")
     if not nested:
