@@ -48,7 +48,8 @@ def test_seed_fixes_all_following_episodes_and_others_differ(env):
 
 
 def test_step_limit_truncates_and_never_terminates():
-    env = LiberoEnv("goal", task_ids=8, max_control_steps=5, chunk_len=3, gamma=0.9, **SMALL)
+    limit = np.int64(5)
+    env = LiberoEnv("goal", task_ids=8, max_control_steps=limit, chunk_len=3, gamma=0.9, **SMALL)
     env.reset(seed=0)
     stay = np.tile(np.array([0, 0, 0, 0, 0, 0, -1], np.float32), (3, 1))
     *_, terminated, truncated, info = env.step(stay)
@@ -56,6 +57,7 @@ def test_step_limit_truncates_and_never_terminates():
     assert info["discount"] == pytest.approx(0.9**3)
     _, reward, terminated, truncated, info = env.step(stay)
     assert (terminated, truncated, info["executed_steps"]) == (False, True, 2)
+    assert type(truncated) is bool
     assert (reward, info["elapsed_steps"], info["success"]) == (0.0, 5, False)
     assert info["discount"] == pytest.approx(0.9**2)
     with pytest.raises(gym.error.ResetNeeded):

@@ -134,7 +134,7 @@ class LiberoEnvBase(CameraEnv):
         if chunk_len is not None:
             chunk_len = as_integer(chunk_len, "chunk_len", 1, MAX_CHUNK_LEN)
         if max_control_steps is not None:
-            as_integer(max_control_steps, "max_control_steps", 1, 2**31 - 1)
+            max_control_steps = as_integer(max_control_steps, "max_control_steps", 1, 2**31 - 1)
         settle: dict[str, Any] = {}
         if settle_steps is not None:
             settle["settle_steps"] = as_integer(settle_steps, "settle_steps", 0, MAX_SETTLE_STEPS)
