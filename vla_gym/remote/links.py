@@ -9,8 +9,6 @@ from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Any
 
-import numpy as np
-
 from vla_gym.remote.messages import Reply
 from vla_gym.remote.shards import Shard
 
@@ -46,7 +44,7 @@ class Link:
         losses: How often that was.
         obituary: Of the last one that did not come up.
         command: What it was told last.
-        pending: Commands without an answer, each with its environments.
+        pending: Commands without an answer, each with its arguments and environments.
         going: Environments that were begun one by one.
     """
 
@@ -61,16 +59,15 @@ class Link:
     losses: int = 0
     obituary: str = ""
     command: str = "start"
-    pending: dict[Future[Reply], tuple[str, np.ndarray]] = field(default_factory=dict)
+    pending: dict[Future[Reply], tuple[str, tuple[Any, ...], Any]] = field(default_factory=dict)
     going: set[int] = field(default_factory=set)
-    _sent: list[tuple[str, tuple[Any, ...], np.ndarray]] = field(default_factory=list)
     _asking: Future[Reply] | None = None
     _asked: Wanted | None = None
 
     @property
     def busy(self) -> bool:
         """Whether something is to come of it."""
-        return bool(self.pending) or self.again_at is not None
+        return bool(self.pending)
 
     def ask(self, wanted: Wanted, total: int) -> None:
         """Ask for what was begun one by one (``total`` in all parts) and is wanted now, once."""
@@ -84,25 +81,21 @@ class Link:
         if asked:
             self._asked, self._asking = wanted, self.send("recv", (asked,))
 
-    def send(self, command: str, arguments: tuple[Any, ...], ids: Any = ()) -> Future[Reply] | None:
-        """Tell the part something; one that is not up yet may have to be told again."""
+    def send(self, command: str, arguments: tuple[Any, ...], ids: Any = ()) -> Future[Reply]:
+        """Tell the part something; one that is to be placed again is told then."""
         if self.ready:
             self.command = command
             self.since = self.since if self.pending else time.monotonic()
-        elif command != "recv":
-            self._sent.append((command, arguments, ids))
-        return None if self.again_at is not None else self._submit(command, arguments, ids)
-
-    def _submit(self, command: str, arguments: tuple[Any, ...], ids: Any) -> Future[Reply]:
-        future = self.shard.submit(command, *arguments)
-        self.pending[future] = (command, np.asarray(ids, np.int64))
+        lost = self.again_at is not None
+        future = Future() if lost else self.shard.submit(command, *arguments)
+        self.pending[future] = command, arguments, ids
         future.add_done_callback(lambda done: self.answers.put((self, done)))
         return future
 
     def heard(self, command: str, future: Future[Reply], limit: float) -> None:
         """Take note of an answer; with the first one the part is up, and ``limit`` holds."""
         if command == "start":
-            self.ready, self.limit, self._sent = True, limit, []
+            self.ready, self.limit = True, limit
         if self.ready:
             self.since = time.monotonic()
         if future is self._asking:
@@ -111,14 +104,15 @@ class Link:
     def give_up(self, reason: str) -> None:
         """End a part that was lost before it came up: it is to be placed again in a moment."""
         self.shard.kill()
-        self.pending.clear()
         self.losses += 1
         self.obituary = f" Lately a part of it {reason}."
         self._asking = self._asked = None
         self.again_at = time.monotonic() + _AGAIN_S
 
     def go_on_with(self, shard: Shard) -> None:
-        """Tell a part that was placed again all that the one before was told."""
+        """Tell a part that was placed again all that the one before was told in vain."""
+        told, self.pending = list(self.pending.values()), {}
         self.again_at, self.shard = None, shard
-        for command, arguments, ids in self._sent:
-            self._submit(command, arguments, ids)
+        for command, arguments, ids in told:
+            if command != "recv":
+                self.send(command, arguments, ids)

@@ -161,13 +161,14 @@ class RemotePool:
 
     def _take(self, link: Link, future: Future[Reply]) -> list[Event]:
         """Return the events of an answer."""
-        if future not in link.pending or self._links.get(link.worker) is not link:
-            return []  # of a part that was given up
-        command, ids = link.pending.pop(future)
+        given_up = link.again_at is not None or self._links.get(link.worker) is not link
+        if given_up or future not in link.pending:
+            return []
         try:
             reply = future.result()
         except Exception as error:
             return self._lost(link, error)
+        command, _, ids = link.pending.pop(future)
         if command == "start" and reply.kind == "raised":
             return [self._fail(link, "could not be built", reply.value)]
         link.heard(command, future, self._limit)
