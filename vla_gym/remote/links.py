@@ -39,7 +39,7 @@ class Link:
         limit: Seconds that it may be silent while it has something to do.
         answers: Gets this link and a future of each answer, from the threads that receive.
         since: When it was told something, or has last answered.
-        ready: Whether it has come up.
+        ready: Whether it has answered, and so has come up.
         again_at: When it is to be placed again, after it was lost before it came up.
         losses: How often that was.
         obituary: Of the last one that did not come up.
@@ -71,7 +71,8 @@ class Link:
 
     def ask(self, wanted: Wanted, total: int) -> None:
         """Ask for what was begun one by one (``total`` in all parts) and is wanted now, once."""
-        if self._asked is wanted or not self.going or self.again_at is not None:
+        is_asked = self._asked is wanted and self._asking in self.pending
+        if is_asked or not self.going or self.again_at is not None:
             return
         asked: list[int] | int = sorted(self.going)
         if wanted.ids is not None:
@@ -92,21 +93,11 @@ class Link:
         future.add_done_callback(lambda done: self.answers.put((self, done)))
         return future
 
-    def heard(self, command: str, future: Future[Reply], limit: float) -> None:
-        """Take note of an answer; with the first one the part is up, and ``limit`` holds."""
-        if command == "start":
-            self.ready, self.limit = True, limit
-        if self.ready:
-            self.since = time.monotonic()
-        if future is self._asking:
-            self._asking = self._asked = None
-
     def give_up(self, reason: str) -> None:
         """End a part that was lost before it came up: it is to be placed again in a moment."""
         self.shard.kill()
         self.losses += 1
         self.obituary = f" Lately a part of it {reason}."
-        self._asking = self._asked = None
         self.again_at = time.monotonic() + _AGAIN_S
 
     def go_on_with(self, shard: Shard) -> None:

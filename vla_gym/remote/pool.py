@@ -171,7 +171,7 @@ class RemotePool:
         command, _, ids = link.pending.pop(future)
         if command == "start" and reply.kind == "raised":
             return [self._fail(link, "could not be built", reply.value)]
-        link.heard(command, future, self._limit)
+        link.ready, link.limit, link.since = True, self._limit, time.monotonic()
         told = [Event("told", link.worker, (), text) for text in reply.warnings]
         return told + self._events(link, ids, reply)
 
