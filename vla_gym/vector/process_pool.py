@@ -41,13 +41,8 @@ class WorkerHandle:
     progress: int
     limit: float  # seconds that it may go without progress
     ready: bool = False
-    outstanding: int = 0
+    outstanding: int = 1  # answers that are to come: first that it is ready
     command: str = "start"
-
-    @property
-    def busy(self) -> bool:
-        """Whether it is to say something."""
-        return bool(self.outstanding) or not self.ready
 
 
 class ProcessPool:
@@ -181,7 +176,7 @@ class ProcessPool:
         """
         end = None if timeout is None else time.monotonic() + timeout
         while True:
-            busy = [handle for handle in self._handles.values() if handle.busy]
+            busy = [handle for handle in self._handles.values() if handle.outstanding]
             deadline = min((handle.active_at + handle.limit for handle in busy), default=inf)
             wait = deadline - time.monotonic()
             if wait == inf and end is None:
@@ -200,7 +195,7 @@ class ProcessPool:
     def _expired(self) -> list[Event]:
         now, events = time.monotonic(), []
         for worker, handle in list(self._handles.items()):
-            if not handle.busy:
+            if not handle.outstanding:
                 continue
             progress = self._progress(worker)
             if progress != handle.progress:
@@ -221,15 +216,14 @@ class ProcessPool:
         handle.active_at = time.monotonic()
         handle.progress = self._progress(worker)
         event = Event(*pickle.loads(message))
-        if event.kind == "ready":
-            handle.ready = True
-        elif event.kind == "failed":
+        if event.kind == "failed":
             error, text = event.value
             return self._fail(worker, f"raised an exception:\n{text.rstrip()}", error, raised=True)
-        else:
+        handle.outstanding -= event.answers
+        if handle.ready:
             # Only now: the first image may wait for drawing code to be compiled, by all workers.
             handle.limit = self._step_timeout
-            handle.outstanding -= event.answers
+        handle.ready = True
         return event
 
     def _fail(
@@ -265,14 +259,14 @@ class ProcessPool:
         handles, self._handles = self._handles, {}
         for handle in handles.values():
             with contextlib.suppress(OSError):
-                if not handle.busy:
+                if not handle.outstanding:
                     handle.connection.send_bytes(pickle.dumps(("quit",)))
         end = time.monotonic() + _CLOSE_S
         for handle in handles.values():
             # If the server fails here, its own end takes its workers with it.
             with contextlib.suppress(WorkerError):
                 wait = end - time.monotonic()
-                if handle.busy or handle.process.exit_code(wait) is None:
+                if handle.outstanding or handle.process.exit_code(wait) is None:
                     handle.process.kill(_KILL_S)
             handle.connection.close()
         self._release()
