@@ -26,7 +26,7 @@ from vla_gym.suites import get_suite, get_task
 WINDOW_S = 1.0
 #: Small enough that neither a task is solved nor the arm leaves its workspace between two resets.
 _AMPLITUDE = 0.6
-#: Figure -> heading; what is better when it is less is marked so.
+#: Figure -> heading.
 _COLUMNS = {
     "steps_per_s": "control steps/s",
     "chunks_per_s": "chunks/s",

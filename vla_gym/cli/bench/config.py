@@ -75,8 +75,12 @@ class BenchConfig:
                 f"The suite {self.suite!r} has no official states, where rounds begin: choose one "
                 f"of {', '.join(SUITES)}."
             )
-        if self.peers is not None:
-            self._check_peers()
+        if self.peers is not None and self.image_size == 0:
+            raise ConfigError("Peers always observe images: image_size must be at least 1, got 0.")
+        if self.peers is not None and self.suite not in SUITES:
+            raise ConfigError(
+                f"Peers play LIBERO's suites {', '.join(SUITES)}, got {self.suite!r:.80}."
+            )
         if self.num_envs is not None and self.num_envs < self.num_workers:
             raise ConfigError(
                 f"num_envs must be at least the number of workers, {self.num_workers}, "
@@ -84,14 +88,6 @@ class BenchConfig:
             )
         if self.json is not None and not self.json.absolute().parent.is_dir():
             raise ConfigError(f"{self.json}: its folder does not exist.")
-
-    def _check_peers(self) -> None:
-        if self.image_size == 0:
-            raise ConfigError("Peers always observe images: image_size must be at least 1, got 0.")
-        if self.suite not in SUITES:
-            raise ConfigError(
-                f"Peers play LIBERO's suites {', '.join(SUITES)}, got {self.suite!r:.80}."
-            )
 
     @property
     def num_workers(self) -> int:
