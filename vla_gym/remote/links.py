@@ -64,11 +64,6 @@ class Link:
     _asking: Future[Reply] | None = None
     _asked: Wanted | None = None
 
-    @property
-    def busy(self) -> bool:
-        """Whether something is to come of it."""
-        return bool(self.pending)
-
     def ask(self, wanted: Wanted, total: int) -> None:
         """Ask for what was begun one by one (``total`` in all parts) and is wanted now, once."""
         is_asked = self._asked is wanted and self._asking in self.pending

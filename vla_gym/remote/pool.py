@@ -122,11 +122,12 @@ class RemotePool:
         """Wait for events; an empty list after ``timeout`` seconds, or if nothing is under way."""
         end = math.inf if timeout is None else time.monotonic() + timeout
         while True:
-            self._place_again()
             total = sum(len(link.going) for link in self._links.values())
             for link in self._links.values():
+                if link.again_at is not None and time.monotonic() >= link.again_at:
+                    link.go_on_with(self._hosts.place(link.worker))
                 link.ask(self.wanted, total)
-            busy = [link for link in self._links.values() if link.busy]
+            busy = [link for link in self._links.values() if link.pending]
             if not busy and timeout is None:
                 return []
             until = [link.again_at or link.since + link.limit for link in busy]
@@ -145,7 +146,7 @@ class RemotePool:
     def _expired(self) -> list[Event]:
         now = time.monotonic()
         late = [
-            link for link in self._links.values() if link.busy and now >= link.since + link.limit
+            link for link in self._links.values() if link.pending and now >= link.since + link.limit
         ]
         return [self._fail(link, *self._why_late(link)) for link in late]
 
@@ -221,12 +222,6 @@ class RemotePool:
         link.give_up(reason)
         return []
 
-    def _place_again(self) -> None:
-        """Place parts again that were lost with their machine before they came up."""
-        for link in self._links.values():
-            if link.again_at is not None and time.monotonic() >= link.again_at:
-                link.go_on_with(self._hosts.place(link.worker))
-
     def _fail(
         self, link: Link, reason: str, error: Exception | None = None, *, raised: bool = False
     ) -> Event:
@@ -244,7 +239,7 @@ class RemotePool:
         links, self._links = self._links, {}
         closing = []
         for link in links.values():
-            if not link.busy:
+            if not link.pending:
                 with contextlib.suppress(Exception):  # Ray may have been shut down
                     closing.append(link.shard.submit("close"))
         wait(closing, _CLOSE_S)
