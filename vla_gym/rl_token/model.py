@@ -12,7 +12,7 @@ from torch import nn
 from vla_gym.errors import ConfigError, WeightsError
 from vla_gym.outside import Fraction, Layers, Object, Size, check_fields, to_type
 from vla_gym.rl_token.linear_path import BATCH, LinearPath, rank_for
-from vla_gym.vla.blocks import Block
+from vla_gym.vla.blocks import Block, check_heads
 from vla_gym.vla.checkpoint_files import Checkpoint
 from vla_gym.vla.files import read_json, verify_checksums, write_checkpoint
 from vla_gym.vla.load_weights import described_by, load_into
@@ -53,10 +53,7 @@ class RLTokenModelConfig:
     def __post_init__(self) -> None:
         """Check the ranges."""
         check_fields(self)
-        if self.width % self.num_heads:
-            raise ConfigError(
-                f"Expected width divisible by num_heads, got {self.width} and {self.num_heads}."
-            )
+        check_heads(self.width, self.num_heads)
         if not 0 <= self.linear_rank <= self.hidden_size:
             raise ConfigError(
                 f"Expected linear_rank from 1 to hidden_size {self.hidden_size}, or 0 to have it "

@@ -10,15 +10,18 @@ from vla_gym.errors import ConfigError
 from vla_gym.vla.preprocess import IMAGE_SIZE
 
 
+def check_heads(width: int, num_heads: int) -> None:
+    """Raise ConfigError unless attention heads can share a width."""
+    if width % num_heads:
+        raise ConfigError(f"Expected width divisible by num_heads, got {width} and {num_heads}.")
+
+
 class Block(nn.Module):
     """Pre-norm transformer block of plain Linear layers (so that peft can adapt each of them)."""
 
     def __init__(self, width: int, num_heads: int) -> None:
         super().__init__()
-        if num_heads < 1 or width % num_heads:
-            raise ConfigError(
-                f"Expected width divisible by num_heads, got {width} and {num_heads}."
-            )
+        check_heads(width, num_heads)
         self.num_heads = num_heads
         self.norm1, self.norm2 = nn.LayerNorm(width), nn.LayerNorm(width)
         self.q_proj, self.k_proj = nn.Linear(width, width), nn.Linear(width, width)

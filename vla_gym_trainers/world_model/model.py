@@ -15,7 +15,7 @@ from torch.nn import functional as F
 from vla_gym.errors import ConfigError, WeightsError
 from vla_gym.outside import ChunkLength, ImageSide, Object, Size, SomeLayers, check_fields, to_type
 from vla_gym.vla.base import CAMERAS, PROPRIO_SIZE, FrozenVLA
-from vla_gym.vla.blocks import Block
+from vla_gym.vla.blocks import Block, check_heads
 from vla_gym.vla.checkpoint_files import Checkpoint
 from vla_gym.vla.files import read_json, verify_checksums, write_checkpoint
 from vla_gym.vla.load_weights import described_by, load_into
@@ -54,10 +54,7 @@ class WorldModelSizes:
 
     def __post_init__(self) -> None:
         check_fields(self)
-        if self.width % self.num_heads:
-            raise ConfigError(
-                f"Expected width divisible by num_heads, got {self.width} and {self.num_heads}."
-            )
+        check_heads(self.width, self.num_heads)
 
 
 class GRUWorldModel(nn.Module):
