@@ -55,7 +55,7 @@ class History(gym.Wrapper[dict[str, Any], np.ndarray, dict[str, Any], np.ndarray
 
         Raises:
             ConfigError: If a number is out of range, the observation is no Dict, has no such camera
-                or has a history already, or the action is no Box.
+                or has a history already, a camera is named twice, or the action is no Box.
         """
         super().__init__(env)
         self._buffer = HistoryBuffer(

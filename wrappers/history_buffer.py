@@ -170,6 +170,8 @@ def _check_spaces(
                 f"frames must name cameras of the observation ({', '.join(images) or 'none'}), got "
                 f"{camera!r}: make the environment with that camera."
             )
+    if len(set(cameras)) != len(cameras):
+        raise ConfigError(f"frames must be different cameras, got {list(cameras)}.")
     if {"action_history", "history_mask"} & observation_space.keys():
         raise ConfigError("The observation has a history already: wrap in History once.")
     return action_space

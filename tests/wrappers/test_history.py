@@ -439,6 +439,7 @@ class Discrete(PictureEnv):
         (PictureEnv, {"length": 1.5}, "length must be an integer, got 1.5"),
         (PictureEnv, {"frames": ("hand",)}, "agentview, wrist.*got 'hand'"),
         (PictureEnv, {"frames": ("proprio",)}, "agentview, wrist.*got 'proprio'"),
+        (PictureEnv, {"frames": ("wrist", "wrist")}, "different cameras, got .'wrist', 'wrist'"),
         (Plain, {}, "expects a Dict observation.*Box"),
         (Discrete, {}, r"expects a Box action space, got Discrete\(3\)"),
         (lambda: History(PictureEnv()), {"frames": ("agentview",)}, "History once"),

@@ -8,6 +8,8 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
+from vla_gym.errors import ConfigError
+
 #: Most inputs of the map to the token. Beyond, two stages: 56 states of 4096 numbers would take
 #: 59 million weights, as principal components of few thousand observations.
 MAX_INPUTS = 2**16
@@ -70,7 +72,15 @@ class LinearPath(nn.Linear):
         Args:
             hidden: (B, M, H) of any float type; more components than B - 1 are zero.
             standardise: The encoder's.
+
+        Raises:
+            ConfigError: If all observations have the same states.
         """
+        if all(part.equal(hidden[:1].expand_as(part)) for part in hidden.split(BATCH)):
+            raise ConfigError(
+                "Principal components take observations whose hidden states differ; all "
+                f"{len(hidden)} have the same: collect others, or use another VLA."
+            )
 
         def batches() -> Iterator[torch.Tensor]:
             return (standardise(part.detach().float()) for part in hidden.split(BATCH))

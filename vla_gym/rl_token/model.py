@@ -144,9 +144,18 @@ class RLTokenEncoder(_RLTokenPart):
         return self.config.hidden_size
 
     def fit_scale(self, hidden: torch.Tensor) -> None:
-        """Take mean and standard deviation per dimension from hidden states (B, M, H)."""
+        """Take mean and standard deviation per dimension from hidden states (B, M, H).
+
+        Raises:
+            ConfigError: If there are not two states.
+        """
         # In batches: thousands of a large VLA's observations are several GB in float32.
         parts, count = hidden.detach().split(BATCH), hidden[..., 0].numel()
+        if count < 2:
+            raise ConfigError(
+                f"A standard deviation takes two hidden states or more, got {count}: collect more "
+                "observations."
+            )
         mean = torch.stack([part.double().sum((0, 1)) for part in parts]).sum(0) / count
         squares = torch.stack([(part - mean).square().sum((0, 1)) for part in parts]).sum(0)
         self.mean.copy_(mean)

@@ -127,6 +127,17 @@ def test_rank_of_the_linear_path(tmp_path):
 
 
 @pytest.mark.parametrize("rank", [0, 3])
+def test_states_that_tell_nothing_are_refused(rank):
+    encoder = RLTokenEncoder(replace(SMALL, linear_path=True, linear_rank=rank))
+    with pytest.raises(ConfigError, match="two hidden states or more, got 1"):
+        encoder.fit_scale(synthetic_states(1)[:, :1])
+    for count in (1, 70):
+        with pytest.raises(ConfigError, match=f"differ; all {count} have the same"):
+            encoder.fit_linear_path(synthetic_states(1).expand(count, -1, -1))
+    assert all(value.isfinite().all() for value in encoder.state_dict().values())
+
+
+@pytest.mark.parametrize("rank", [0, 3])
 def test_linear_path_takes_missing_tokens_as_zeros(rank):
     linear = RLTokenEncoder(replace(SMALL, linear_path=True, linear_rank=rank)).linear
     torch.nn.init.normal_(linear.weight)
