@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -25,7 +24,6 @@ def load_into(
     device: str | torch.device = "cpu",
     dtype: torch.dtype | None = None,
     rename: Callable[[str], str | None] | None = None,
-    ignore: Sequence[str] = (),
     keep_float32: Sequence[str] = (),
 ) -> None:
     """Replace all parameters and buffers of a module by a checkpoint's, one tensor at a time.
@@ -40,7 +38,6 @@ def load_into(
         device: Where the weights go.
         dtype: What float weights become; None: bfloat16 on a GPU, float32 elsewhere.
         rename: From a checkpoint's name to the module's; None for what is not needed.
-        ignore: Regular expressions; what matches the checkpoint's full name is not needed either.
         keep_float32: Beginnings of the module's names that become float32 whatever ``dtype`` is.
 
     Raises:
@@ -52,11 +49,9 @@ def load_into(
     unexpected = []
     for name in checkpoint.shapes:
         new = rename(name) if rename else name
-        if new is None or any(re.fullmatch(pattern, name) for pattern in ignore):
-            continue
         if new in targets:
             sources[new] = name
-        else:
+        elif new is not None:
             unexpected.append(name)
     given = {id(targets[name]) for name in sources}
     missing = [name for name, tensor in targets.items() if id(tensor) not in given]

@@ -72,12 +72,18 @@ class OpenVLAModel(nn.Module):
         """
         with described_by(checkpoint.path), torch.device("meta"):
             model = cls(config)
-        ignore = [
-            rf"vision_backbone\.{name}\.{pattern}"
+        unused = tuple(
+            f"vision_backbone.{name}.{beginning}"
             for name, tower in zip(("featurizer", "fused_featurizer"), config.towers, strict=True)
-            for pattern in tower.unused
-        ]
-        load_into(model, checkpoint, device=device, dtype=dtype, ignore=ignore)
+            for beginning in (f"blocks.{tower.depth - 1}.", "norm.", "attn_pool.")
+        )
+        load_into(
+            model,
+            checkpoint,
+            device=device,
+            dtype=dtype,
+            rename=lambda name: None if name.startswith(unused) else name,
+        )
         # Its frequencies are in no checkpoint, and stay in float32.
         model.llama.rotary_emb = LlamaRotaryEmbedding(config.text).to(device)
         return model.eval()

@@ -44,11 +44,6 @@ class ViTConfig:
     cls_token: bool = False
     layer_scale: bool = False
 
-    @property
-    def unused(self) -> list[str]:
-        """Regular expressions for the names in a checkpoint that OpenVLA never uses."""
-        return [rf"blocks\.{self.depth - 1}\..*", r"norm\..*", r"attn_pool\..*"]
-
     @classmethod
     def from_shapes(
         cls, shapes: Mapping[str, tuple[int, ...]], prefix: str, num_heads: int

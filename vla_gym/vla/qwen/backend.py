@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -132,8 +133,7 @@ class QwenOFTBackend(FrozenVLA):
             Checkpoint(files.weights),
             device=device,
             dtype=dtype,
-            rename=module_name,
-            ignore=() if model.has_final_norm else (r".*\.language_model\.norm\.weight",),
+            rename=partial(module_name, final_norm=model.has_final_norm),
             keep_float32=("action_model.",),
         )
         model.to(device)  # the buffers

@@ -103,15 +103,17 @@ def find_files(path: Path, base_vlm: str | Path | None = None) -> QwenOFTFiles:
     )
 
 
-def module_name(name: str) -> str | None:
+def module_name(name: str, final_norm: bool) -> str | None:
     """Return the name in :class:`~vla_gym.vla.qwen.model.QwenOFT` of a checkpoint's tensor.
 
-    None for the language model's output layer, which no action depends on.
+    None for what no action depends on: the language model's output layer and, without
+    ``final_norm``, its last norm.
     """
+    unused = ("lm_head.weight",) if final_norm else ("lm_head.weight", "language_model.norm.weight")
     for prefix in ("qwen_vl_interface.model.", "vlm.model."):  # the second was AlphaBrain's first
         if name.startswith(prefix):
-            rest = name.removeprefix(prefix)
-            return None if rest == "lm_head.weight" else f"vlm.{rest.removeprefix('model.')}"
+            rest = name.removeprefix(prefix).removeprefix("model.")
+            return None if rest in unused else f"vlm.{rest}"
     return name
 
 
