@@ -54,8 +54,8 @@ def test_who_has_no_state():
         require_stateful(mini, "A probe")
     memory = VLAMemory(mini)
     assert memory.at([0, 1]) is mini and memory.at([0], ended=[1]) is mini
-    with pytest.raises(ConfigError, match="needs a stateful VLA"):
-        memory.load(0, {"h": np.zeros(STATE)})
+    with pytest.raises(ConfigError, match="belongs to another VLA: expected {} of 'mini'"):
+        memory.check({"h": np.zeros(STATE)})
 
 
 def test_half_a_protocol_is_refused():
@@ -121,7 +121,7 @@ def test_saved_states_go_on_in_another_memory(vla, dtype):
     other.load(5, saved)
     assert_same(other.at([5]).infer(*some(frames, [1])), expected)
     with pytest.raises(ConfigError, match="belongs to another VLA"):
-        other.load(5, {**saved, "h": np.zeros(STATE + 1)})
+        other.check({**saved, "h": np.zeros(STATE + 1)})
     assert not other.save(6)["h"].any()
 
 

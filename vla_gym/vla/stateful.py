@@ -120,7 +120,7 @@ class VLAMemory:
     def at(
         self,
         env_ids: Sequence[int] | np.ndarray,
-        begins: Sequence[bool] | np.ndarray | None = None,
+        begins: Sequence[bool] | np.ndarray = (),
         ended: Sequence[int] | np.ndarray = (),
     ) -> FrozenVLA:
         """Return the VLA for one look at observations of certain environments.
@@ -129,7 +129,7 @@ class VLAMemory:
 
         Args:
             env_ids: Environment of each row. Rows of the same environment must be equal.
-            begins: Whether a row is the first of its episode; None: no row is.
+            begins: Whether a row is the first of its episode; empty: no row is.
             ended: Environments of further rows, the last observations of episodes that have ended:
                 they are seen with the state of those, which nobody needs afterwards.
 
@@ -140,7 +140,7 @@ class VLAMemory:
             return self.vla
         before = [self._state(int(i)) for i in ended]
         ids = [int(i) for i in env_ids]
-        for i, is_first in zip(ids, begins if begins is not None else (), strict=False):
+        for i, is_first in zip(ids, begins, strict=False):
             if is_first:
                 self._states[i] = self._initial
         rows = [self._state(i) for i in ids] + before
@@ -167,9 +167,8 @@ class VLAMemory:
         """Check that a state of :meth:`save` is one of this VLA.
 
         Raises:
-            ConfigError: If this VLA has no state, or names or shapes differ.
+            ConfigError: If names or shapes differ, or this VLA has no state.
         """
-        require_stateful(self.vla, "A state that was saved with a VLA's memory")
         mine = {name: tuple(row.shape) for name, row in self._initial.items()}
         theirs = {name: np.shape(array) for name, array in saved.items()}
         if mine != theirs:
@@ -179,14 +178,9 @@ class VLAMemory:
             )
 
     def load(self, env_id: int, saved: Mapping[str, np.ndarray]) -> None:
-        """Give an environment a state that :meth:`save` returned.
-
-        Raises:
-            ConfigError: See :meth:`check`.
-        """
+        """Give an environment a state that :meth:`check` has seen."""
         import torch
 
-        self.check(saved)
         self._states[env_id] = {
             name: torch.tensor(saved[name], dtype=row.dtype, device=row.device)
             for name, row in self._initial.items()
