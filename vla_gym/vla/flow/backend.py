@@ -12,9 +12,10 @@ from __future__ import annotations
 import hashlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, ClassVar, NamedTuple, Self
+from typing import Any, ClassVar, Literal, NamedTuple, Self
 
 import numpy as np
 import torch
@@ -22,17 +23,42 @@ from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
 from vla_gym.errors import ConfigError
+from vla_gym.outside import ChunkLength, Count, ImageSide
 from vla_gym.vla.base import ACTION_SIZE, PROPRIO_SIZE, FlowOutput, FrozenVLA, VLAOutput
 from vla_gym.vla.checkpoint_files import Checkpoint
 from vla_gym.vla.files import find_base_model, load_tokenizer
 from vla_gym.vla.flow.functions import resize_with_padding
 from vla_gym.vla.flow.lerobot_files import LeRobotPolicyFiles
-from vla_gym.vla.flow.options import FlowOptions
 from vla_gym.vla.load_weights import load_into
 from vla_gym.vla.preprocess import check_images, check_rows
 from vla_gym.vla.spec_options import make_options
 
 Velocity = Callable[[torch.Tensor, float], tuple[torch.Tensor, torch.Tensor]]
+
+
+@dataclass(frozen=True)
+class FlowOptions:
+    """Options of all three backends.
+
+    Attributes:
+        vlm: Folder with tokenizer and, for SmolVLA, config.json of the VLM that the policy was
+            made from; None looks into the checkpoint's subfolder ``vlm``, of pi0 and pi0.5
+            into the checkpoint too, and into huggingface_hub's cache.
+        noise: ``"fixed"``: one draw for the seed, the same for every row and call, a typical point
+            of the distribution that the policy was trained on. ``"zeros"``: the middle of that
+            distribution, which no training sample was ever that close to. ``"observation"``: a
+            draw for the seed and the row's own images, instruction and proprioception, so that
+            rows and steps have noise as different as in the original.
+        seed: Of the noise.
+        num_steps: Denoising steps; None for the checkpoint's.
+        image_size: Side in pixels of the renders; None for that of the training data.
+    """
+
+    vlm: str | Path | None = None
+    noise: Literal["fixed", "zeros", "observation"] = "fixed"
+    seed: Count = 0
+    num_steps: ChunkLength | None = None
+    image_size: ImageSide | None = None
 
 
 class FlowInputs(NamedTuple):

@@ -8,7 +8,8 @@ through the norms of its layers, which scale, shift and gate by it; all actions 
 
 from __future__ import annotations
 
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -17,10 +18,23 @@ from torch.nn import functional as F
 from transformers import PI0Config, PI0ForConditionalGeneration
 
 from vla_gym.vla.base import PROPRIO_SIZE
-from vla_gym.vla.flow.backend import FlowInputs, Velocity
+from vla_gym.vla.flow.backend import FlowInputs, FlowOptions, Velocity
 from vla_gym.vla.flow.functions import apply_rope, masked_attention, time_embedding
-from vla_gym.vla.flow.options import Pi05Options
 from vla_gym.vla.flow.pi0 import Pi0Backend
+
+
+@dataclass(frozen=True)
+class Pi05Options(FlowOptions):
+    """Options of pi0.5.
+
+    Attributes:
+        state_in_prompt: How many numbers of the state the prompt tells: LIBERO's 8; 32 for a policy
+            that was trained with lerobot before 0.5, which padded them; 0 for one that was trained
+            with openpi's ``discrete_state_input=False``, as its own LIBERO policy. No file of a
+            checkpoint tells which.
+    """
+
+    state_in_prompt: Literal[8, 32, 0] = 8
 
 
 class AdaptiveNorm(nn.Module):
