@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import gymnasium as gym
@@ -38,7 +39,7 @@ class FrozenVLAObservation(gym.Wrapper[dict[str, Any], np.ndarray, dict[str, Any
     def __init__(
         self,
         env: gym.Env[dict[str, Any], np.ndarray],
-        vla: str | FrozenVLA = "mini",
+        vla: str | Path | FrozenVLA = "mini",
         rl_token: str | RLTokenEncoder | None = "auto",
         keep_images: bool = False,
     ) -> None:

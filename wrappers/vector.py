@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import gymnasium as gym
@@ -63,7 +64,7 @@ class FrozenVLAObservation(VectorEpisodeWrapper):
     def __init__(
         self,
         env: gym.vector.VectorEnv[Obs, np.ndarray, np.ndarray],
-        vla: str | FrozenVLA = "mini",
+        vla: str | Path | FrozenVLA = "mini",
         rl_token: str | RLTokenEncoder | None = "auto",
         keep_images: bool = False,
         chunk_len: int | None = None,

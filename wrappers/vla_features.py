@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import gymnasium as gym
 import numpy as np
 from gymnasium import spaces
 
-from vla_gym.envs.checks import check_flag
+from vla_gym.envs.checks import as_integer, check_flag
 from vla_gym.errors import ConfigError
 from vla_gym.vla.base import CAMERAS, FrozenVLA, check_output
 from vla_gym.vla.stateful import VLAMemory
@@ -39,7 +40,7 @@ class VLAFeatures:
 
     def __init__(
         self,
-        vla: str | FrozenVLA,
+        vla: str | Path | FrozenVLA,
         rl_token: str | RLTokenEncoder | None,
         observation_space: gym.Space[Any],
         action_space: gym.Space[Any],
@@ -60,7 +61,7 @@ class VLAFeatures:
 
         check_flag(keep_images, "keep_images")
         check_flag(keep_inputs, "keep_inputs")
-        self.memory = VLAMemory(load(vla) if isinstance(vla, str) else vla)
+        self.memory = VLAMemory(load(vla) if isinstance(vla, str | Path) else vla)
         if not isinstance(self.vla, FrozenVLA):
             raise ConfigError(
                 "vla must be a name, a folder, or an object of a class derived from "
@@ -72,17 +73,15 @@ class VLAFeatures:
         self.inputs: VLAInputs | None = None
         self._check_fit(observation_space, action_space)
         assert isinstance(observation_space, spaces.Dict) and action_space.shape is not None
-        self.chunk_len = action_space.shape[0] if chunk_len is None else chunk_len
-        if not action_space.shape[0] <= self.chunk_len <= self.vla.horizon:
-            raise ConfigError(
-                f"The observed chunk must have {action_space.shape[0]} (what is executed) to "
-                f"{self.vla.horizon} (the VLA's horizon) rows, got {self.chunk_len}."
-            )
-        if self.memory.is_stateful and self.chunk_len != action_space.shape[0]:
+        executed = action_space.shape[0]
+        what = "chunk_len (from what is executed to the VLA's horizon)"
+        rows = executed if chunk_len is None else chunk_len
+        self.chunk_len = as_integer(rows, what, executed, self.vla.horizon)
+        if self.memory.is_stateful and self.chunk_len != executed:
             raise ConfigError(
                 f"The state of the VLA {self.vla.name!r} goes on once a chunk wherever its chunks "
-                f"are played, here once every {action_space.shape[0]} of {self.chunk_len} control "
-                "steps: leave out the stride."
+                f"are played, here once every {executed} of {self.chunk_len} control steps: leave "
+                "out the stride."
             )
         left_out = {*CAMERAS, *self.views, "rl_token", "vla_action"}
         left_out -= set(self.views if keep_images else ())

@@ -18,6 +18,8 @@ from world_model_toys import TellingVLA
 
 from vla_gym.errors import ConfigError
 from vla_gym.vector import LiberoVectorEnv
+from vla_gym.vla import load
+from vla_gym.vla.files import resolve_weights
 from vla_gym.wrappers import FrozenVLAObservation, History
 from vla_gym.wrappers.make import make_libero_vla_vec
 from vla_gym.wrappers.vector import FrozenVLAObservation as VectorFrozenVLAObservation
@@ -197,6 +199,16 @@ def test_refuses_what_is_no_vla(vla):
     ):
         with pytest.raises(ConfigError, match="derived from vla_gym.vla.FrozenVLA; got"):
             make()
+
+
+def test_takes_a_path_and_as_many_rows_as_are_executed_up_to_the_horizon():
+    envs = SyncVectorEnv([lambda: PictureEnv(64)])
+    wrapped = VectorFrozenVLAObservation(envs, resolve_weights("mini"), None, chunk_len=8)
+    assert wrapped.vla is load("mini")
+    assert wrapped.single_observation_space["vla_action"].shape == (8, 7)
+    for chunk_len, text in ((1, "in 2..8, got 1"), (9, "in 2..8, got 9"), (2.5, "an integer")):
+        with pytest.raises(ConfigError, match=f"chunk_len .*horizon. must be {text}"):
+            VectorFrozenVLAObservation(envs, "mini", None, chunk_len=chunk_len)
 
 
 @pytest.mark.parametrize(("asked", "got"), [({}, False), ({"gpu": True}, True)])
