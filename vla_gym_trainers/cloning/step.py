@@ -81,18 +81,17 @@ def _losses(
     Of what was ``seen``, images, word ids and proprioception, and of :meth:`DemoSet.chunks`.
     """
     images, ids, proprio = seen
-    out = model(
+    hidden = model(
         to_pixel_values(images).to(config.device),
         ids.to(config.device),
         torch.from_numpy(proprio).to(config.device),
-        with_tokens=True,
     )
     target, valid = (torch.from_numpy(array).to(config.device) for array in chunks)
-    assert out.token_logits is not None
-    l1, entropy = cloning_loss(out.actions, out.token_logits, target, valid, config)
+    logits = model.token_logits(hidden)
+    l1, entropy = cloning_loss(model.action_head(hidden), logits, target, valid, config)
     losses = {"l1": l1, "token_cross_entropy": entropy}
     if model.flow_head is not None:
-        losses["flow"] = flow_loss(model, out.hidden, target, valid, config.flow_draws, rng)
+        losses["flow"] = flow_loss(model, hidden, target, valid, config.flow_draws, rng)
     return losses
 
 

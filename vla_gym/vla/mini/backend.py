@@ -20,7 +20,7 @@ from vla_gym.vla.base import (
     VLAOutput,
 )
 from vla_gym.vla.files import WEIGHTS_ROOT
-from vla_gym.vla.mini.model import MiniVLA, MiniVLAOutput, load_model, to_pixel_values
+from vla_gym.vla.mini.model import MiniVLA, load_model, to_pixel_values
 from vla_gym.vla.preprocess import (
     IMAGE_SIZE,
     area_downsample,
@@ -104,29 +104,21 @@ class MiniBackend(FrozenVLA, OnePassTokens):
             backend.shipped_as = folder.name
         return backend
 
-    def forward(
-        self,
-        images: dict[str, np.ndarray],
-        instructions: list[str],
-        proprio: np.ndarray,
-        with_tokens: bool = False,
-    ) -> MiniVLAOutput:
-        """Preprocess and run the network, with gradients where its parameters have them.
-
-        Arguments as for :meth:`infer`; ``with_tokens`` also computes ``token_logits``.
-        """
+    def hidden_states(
+        self, images: dict[str, np.ndarray], instructions: list[str], proprio: np.ndarray
+    ) -> torch.Tensor:
+        """Return the states (B, C, H) that all heads read, with gradients where there are any."""
         small = {name: area_downsample(images[name]) for name in CAMERAS if name in images}
         stacked = np.stack(check_images(small, CAMERAS, IMAGE_SIZE), axis=1)
         features = proprio_features(proprio)
         check_rows(len(stacked), instructions, features)
         device = self.model.device
-        output: MiniVLAOutput = self.model(
+        hidden: torch.Tensor = self.model(
             to_pixel_values(stacked).to(device),
             self.tokenize(instructions).to(device),
             torch.from_numpy(features).to(device),
-            with_tokens=with_tokens,
         )
-        return output
+        return hidden
 
     @torch.no_grad()
     def infer(
@@ -148,8 +140,8 @@ class MiniBackend(FrozenVLA, OnePassTokens):
         self, images: dict[str, np.ndarray], instructions: list[str], proprio: np.ndarray
     ) -> ActionOutput:
         """Run the network once; see :class:`~vla_gym.vla.base.TrainableActionVLA`."""
-        out = self.forward(images, instructions, proprio)
-        return ActionOutput(out.hidden, out.actions)
+        hidden = self.hidden_states(images, instructions, proprio)
+        return ActionOutput(hidden, self.model.action_head(hidden))
 
     def to_env(self, normalized: torch.Tensor) -> torch.Tensor:
         """Return the environment's actions (..., 7) of the L1 head's."""
@@ -168,7 +160,7 @@ class MiniBackend(FrozenVLA, OnePassTokens):
         head = self.model.flow_head
         if head is None:
             raise ConfigError(f"The checkpoint {self.name!r} has no flow head; mini-flow has one.")
-        hidden = self.forward(images, instructions, proprio).hidden
+        hidden = self.hidden_states(images, instructions, proprio)
 
         def velocity(x: torch.Tensor, time: float) -> tuple[torch.Tensor, torch.Tensor]:
             return hidden, head(hidden, x, x.new_full((len(x),), time))
@@ -186,9 +178,8 @@ class MiniBackend(FrozenVLA, OnePassTokens):
         self, images: dict[str, np.ndarray], instructions: list[str], proprio: np.ndarray
     ) -> TokenOutput:
         """Run the network once; see :class:`~vla_gym.vla.base.TrainableTokenVLA`."""
-        out = self.forward(images, instructions, proprio, with_tokens=True)
-        assert out.token_logits is not None
-        return TokenOutput(out.hidden, out.token_logits)
+        hidden = self.hidden_states(images, instructions, proprio)
+        return TokenOutput(hidden, self.model.token_logits(hidden))
 
     def tokens_to_actions(self, tokens: torch.Tensor) -> torch.Tensor:
         """Return the environment's actions (..., C, 7) float32 of tokens (..., C, 7)."""

@@ -13,7 +13,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
-from typing import Annotated, Any, Literal, NamedTuple
+from typing import Annotated, Any, Literal
 
 import numpy as np
 import torch
@@ -86,20 +86,6 @@ class MiniVLAConfig:
         """
         known = {f.name: values[f.name] for f in fields(cls) if f.name in values}
         return to_type(known, cls, str(origin), WeightsError)
-
-
-class MiniVLAOutput(NamedTuple):
-    """Outputs of :class:`MiniVLA`.
-
-    Attributes:
-        hidden: (B, C, hidden_size): normalised states of the action queries, read by all heads.
-        actions: (B, C, 7): the L1 head, before clipping and gripper sign.
-        token_logits: (B, C, 7, 256): the token head.
-    """
-
-    hidden: torch.Tensor
-    actions: torch.Tensor
-    token_logits: torch.Tensor | None
 
 
 class FlowHead(nn.Module):
@@ -179,16 +165,17 @@ class MiniVLA(nn.Module):
         pixel_values: torch.Tensor,
         input_ids: torch.Tensor,
         proprio: torch.Tensor,
-        with_tokens: bool = False,
-    ) -> MiniVLAOutput:
-        """Predict a chunk.
+    ) -> torch.Tensor:
+        """Return the normalised states (B, C, hidden_size) of the action queries.
+
+        All heads read them: ``action_head`` gives actions (B, C, 7) before clipping and gripper
+        sign.
 
         Args:
             pixel_values: (B, 2, 3, 64, 64) float in [-0.5, 0.5], agentview then wrist.
             input_ids: (B, W) word ids, 0 = padding.
             proprio: (B, 11) features of :func:`~vla_gym.vla.preprocess.proprio_features`,
                 not normalised.
-            with_tokens: Also compute ``token_logits``.
         """
         batch, words = input_ids.shape
         mean = proprio.new_tensor(self.config.proprio_mean)
@@ -211,11 +198,13 @@ class MiniVLA(nn.Module):
         for i, block in enumerate(self.blocks, start=1):
             # Nobody reads the other tokens after the last block.
             x = block(x, mask, last=self.config.horizon if i == len(self.blocks) else None)
-        hidden = self.norm(x)
-        logits = None
-        if with_tokens:
-            logits = self.token_head(hidden).unflatten(-1, (ACTION_SIZE, NUM_BINS))
-        return MiniVLAOutput(hidden, self.action_head(hidden), logits)
+        hidden: torch.Tensor = self.norm(x)
+        return hidden
+
+    def token_logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        """Return the token head's logits (B, C, 7, 256) of states (B, C, hidden_size)."""
+        logits: torch.Tensor = self.token_head(hidden)
+        return logits.unflatten(-1, (ACTION_SIZE, NUM_BINS))
 
     def save_pretrained(self, folder: Path, half: bool = True) -> None:
         """Write config.json, model.safetensors (float16 if ``half``) and SHA256SUMS."""
