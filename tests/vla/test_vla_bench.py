@@ -86,6 +86,8 @@ def test_bench_says_what_is_wrong(folder):
             bench.VLABenchConfig("mini", **options)
     with pytest.raises(ConfigError, match="does not take these options"):
         bench.load_vla(bench.VLABenchConfig(f"openvla-oft:{folder}?views=2"))
+    with pytest.raises(ConfigError, match="device 'gpu' is not there"):
+        bench.load_vla(bench.VLABenchConfig("openvla", device="gpu"))
 
 
 def test_observations_take_the_instructions_in_turn(folder):

@@ -12,6 +12,7 @@ from pathlib import Path
 
 from vla_gym.errors import ConfigError, RLTokenWarning
 from vla_gym.rl_token.model import RLTokenDecoder, RLTokenEncoder, RLTokenModelConfig
+from vla_gym.vla import check_device
 from vla_gym.vla.base import FrozenVLA
 from vla_gym.vla.checkpoint_files import Checkpoint
 from vla_gym.vla.files import WEIGHTS_ROOT, resolve_weights
@@ -35,8 +36,10 @@ def load_rl_token(name_or_path: str | Path, device: str = "cpu") -> RLTokenEncod
         device: Torch device.
 
     Raises:
+        ConfigError: If there is no such device.
         WeightsError: If the checkpoint is missing, corrupt or of another architecture.
     """
+    check_device(device)
     return _load(resolve_weights(name_or_path, suffix="-rl-token"), device)
 
 
@@ -53,7 +56,7 @@ def choose_rl_token(
         device: Torch device.
 
     Raises:
-        ConfigError: If it is none of these.
+        ConfigError: If it is none of these, or there is no such device.
         WeightsError: If a checkpoint that was named is missing or unusable.
     """
     if rl_token is None or isinstance(rl_token, RLTokenEncoder):

@@ -207,6 +207,8 @@ def test_round_trip_and_broken_checkpoints(tmp_path):
         RLTokenDecoder.from_pretrained(tmp_path)
     with pytest.raises(WeightsError, match="No checkpoint 'nothing'"):
         load_rl_token("nothing")
+    with pytest.raises(ConfigError, match="device 'gpu' is not there"):
+        load_rl_token(tmp_path, "gpu")
 
 
 def test_wrong_shapes_and_configs_are_refused():

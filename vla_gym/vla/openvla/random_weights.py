@@ -12,6 +12,7 @@ from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
 from vla_gym.errors import ConfigError
 from vla_gym.memory import check_memory
+from vla_gym.vla import check_device
 from vla_gym.vla.base import PROPRIO_SIZE
 from vla_gym.vla.load_weights import MEMORY_ADVICE, default_dtype
 from vla_gym.vla.openvla.autoregressive import OpenVLABackend
@@ -47,11 +48,12 @@ def random_policy(
             unless ``num_views=1`` and ``head="token"`` say otherwise.
 
     Raises:
-        ConfigError: If the kind or an option is unknown.
+        ConfigError: If the kind or an option is unknown, or there is no such device.
         NotEnoughMemoryError: If the device has too little memory.
     """
     if kind not in KINDS:
         raise ConfigError(f"Random weights: expected {' or '.join(KINDS)}, got {kind!r:.80}.")
+    check_device(device)
     chosen = make_options(KINDS[kind].Options, options)
     config = config or OpenVLAConfig()
     dtype = default_dtype(device, dtype)
