@@ -30,7 +30,6 @@ class VLAFeatures:
         rl_token: The encoder, or None: then the mean hidden state takes the token's place.
         kept: Keys of the observation that are passed on as they are: all but the cameras' images,
             with ``keep_images`` those of the views too.
-        made: Keys of what the VLA makes.
         space: Observation space of one environment, see ``FrozenVLAObservation``.
         chunk_len: Rows C of the chunks.
         inputs: Packs what the VLA sees; None if it is not kept.
@@ -101,7 +100,6 @@ class VLAFeatures:
             self.inputs = VLAInputs(self.vla, shapes)
             self.space["vla_input"] = spaces.Box(0, 255, (self.inputs.size,), np.uint8)
             self.space["vla_version"] = spaces.Box(0.0, np.inf, (1,), np.float32)
-        self.made = tuple(key for key in self.space if key not in self.kept)
 
     @property
     def vla(self) -> FrozenVLA:

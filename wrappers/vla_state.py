@@ -25,10 +25,8 @@ class LastFrames:
     def __init__(self, features: VLAFeatures, num_envs: int) -> None:
         """Know nothing yet; ``features`` compute the observations."""
         self._features = features
-        self.made = {
-            key: np.zeros((num_envs, *(features.space[key].shape or ())), features.space[key].dtype)
-            for key in features.made
-        }
+        made = {key: s for key, s in features.space.items() if key not in features.kept}
+        self.made = {k: np.zeros((num_envs, *(s.shape or ())), s.dtype) for k, s in made.items()}
         self.instructions = np.full(num_envs, None, dtype=object)
 
     def instruct(
