@@ -13,7 +13,7 @@ from vla_gym.errors import ConfigError, NotEnoughMemoryError, WeightsError
 from vla_gym.vla.checkpoint_files import Checkpoint
 from vla_gym.vla.openvla.autoregressive import OpenVLABackend
 from vla_gym.vla.openvla.config import OpenVLAConfig
-from vla_gym.vla.openvla.model import L1ActionHead, OpenVLAModel, ProprioProjector
+from vla_gym.vla.openvla.model import L1ActionHead, OpenVLAModel, proprio_projector
 from vla_gym.vla.openvla.oft import OpenVLAOFTBackend
 
 # ---------------------------------------------------------------------- sizes and files
@@ -83,7 +83,7 @@ def test_the_full_size_network_has_the_published_names_and_shapes():
     assert found == {n: s for n, s in published.items() if not re.fullmatch(unused, n)}
     assert sum(math.prod(shape) for shape in published.values()) == 7_541_237_184
     with torch.device("meta"):
-        head, projector = L1ActionHead(4096), ProprioProjector(8, 4096)
+        head, projector = L1ActionHead(4096), proprio_projector(4096)
     assert head.model.fc1.weight.shape == (4096, 28672)
     for module, file in ((head, "action_head"), (projector, "proprio_projector")):
         tiny = Checkpoint(CHECKPOINT / f"{file}--50000_checkpoint.pt")

@@ -9,6 +9,7 @@ from typing import Any, ClassVar, Literal, NamedTuple, Self
 
 import numpy as np
 import torch
+from torch import nn
 
 from vla_gym.errors import ConfigError, WeightsError
 from vla_gym.vla.base import ACTION_SIZE, CAMERAS, GRIPPER, PROPRIO_SIZE, FrozenVLA
@@ -16,7 +17,7 @@ from vla_gym.vla.checkpoint_files import Checkpoint, find_file
 from vla_gym.vla.load_weights import load_into
 from vla_gym.vla.openvla.config import OpenVLAConfig
 from vla_gym.vla.openvla.images import RENDER_SIZE, normalize_pixels, preprocess
-from vla_gym.vla.openvla.model import L1ActionHead, OpenVLAModel, ProprioProjector
+from vla_gym.vla.openvla.model import L1ActionHead, OpenVLAModel, proprio_projector
 from vla_gym.vla.openvla.sequence import Prompts, Tokenizer, load_tokenizer
 from vla_gym.vla.preprocess import check_images
 from vla_gym.vla.spec_options import make_options
@@ -58,7 +59,7 @@ class Parts(NamedTuple):
     prompts: Prompts
     statistics: Mapping[str, Any]
     action_head: L1ActionHead | None = None
-    proprio_projector: ProprioProjector | None = None
+    proprio_projector: nn.Module | None = None
 
 
 class OpenVLABase(FrozenVLA):
@@ -134,7 +135,7 @@ class OpenVLABase(FrozenVLA):
         width = config.text.hidden_size
         with torch.device("meta"):
             action_head = L1ActionHead(width) if files[0] else None
-            projector = ProprioProjector(PROPRIO_SIZE, width) if files[1] else None
+            projector = proprio_projector(width) if files[1] else None
         for head, file in zip((action_head, projector), files, strict=True):
             if head is not None and file is not None:
                 load_into(head, Checkpoint(file), device=device, dtype=model.dtype)

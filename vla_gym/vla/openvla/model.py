@@ -10,7 +10,7 @@ from torch.nn import functional as F
 from transformers import LlamaForCausalLM
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
-from vla_gym.vla.base import ACTION_SIZE
+from vla_gym.vla.base import ACTION_SIZE, PROPRIO_SIZE
 from vla_gym.vla.blocks import ResidualMLP
 from vla_gym.vla.checkpoint_files import Checkpoint
 from vla_gym.vla.load_weights import described_by, load_into
@@ -151,15 +151,7 @@ class L1ActionHead(nn.Module):
         return actions
 
 
-class ProprioProjector(nn.Module):
-    """OpenVLA-OFT's: from normalised proprioception to one more token."""
-
-    def __init__(self, proprio_size: int, width: int) -> None:
-        super().__init__()
-        self.fc1 = nn.Linear(proprio_size, width)
-        self.fc2 = nn.Linear(width, width)
-
-    def forward(self, proprio: torch.Tensor) -> torch.Tensor:
-        """Map (B, size) to (B, width)."""
-        projected: torch.Tensor = self.fc2(F.gelu(self.fc1(proprio)))
-        return projected
+def proprio_projector(width: int) -> nn.Sequential:
+    """Return OpenVLA-OFT's: from normalised proprioception (B, 8) to one more token (B, width)."""
+    fc1, fc2 = nn.Linear(PROPRIO_SIZE, width), nn.Linear(width, width)
+    return nn.Sequential(OrderedDict(fc1=fc1, act=nn.GELU(), fc2=fc2))

@@ -18,7 +18,7 @@ from vla_gym.vla.load_weights import MEMORY_ADVICE, default_dtype
 from vla_gym.vla.openvla.autoregressive import OpenVLABackend
 from vla_gym.vla.openvla.base import OpenVLABase, Parts
 from vla_gym.vla.openvla.config import OpenVLAConfig
-from vla_gym.vla.openvla.model import L1ActionHead, OpenVLAModel, ProprioProjector
+from vla_gym.vla.openvla.model import L1ActionHead, OpenVLAModel, proprio_projector
 from vla_gym.vla.openvla.oft import OpenVLAOFTBackend
 from vla_gym.vla.openvla.sequence import START, Prompts
 from vla_gym.vla.spec_options import make_options
@@ -61,7 +61,7 @@ def random_policy(
     with torch.device("meta"):
         model = OpenVLAModel(config)
         head = L1ActionHead(width) if oft and chosen.head != "token" else None
-        projector = ProprioProjector(PROPRIO_SIZE, width) if oft and chosen.num_views != 1 else None
+        projector = proprio_projector(width) if oft and chosen.num_views != 1 else None
     modules: list[nn.Module] = [m for m in (model, head, projector) if m is not None]
     count = sum(p.numel() for module in modules for p in module.parameters())
     check_memory(count * dtype.itemsize, "A policy of random weights", MEMORY_ADVICE, device)
