@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import functools
-import os
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 import gymnasium as gym
@@ -19,7 +19,7 @@ from vla_gym.remote.vector_env import RemoteVectorEnv
 from vla_gym.rl_token import RLTokenEncoder, choose_rl_token
 from vla_gym.suites import BddlPath, choose_suite
 from vla_gym.vector import LiberoVectorEnv
-from vla_gym.vla import check_device, load
+from vla_gym.vla import as_vla, check_device
 from vla_gym.vla.base import FrozenVLA
 from vla_gym.wrappers.frozen_vla import FrozenVLAObservation
 from vla_gym.wrappers.plain_spaces import PlainSpaces
@@ -198,16 +198,14 @@ def _observe(
 
 
 def _load(
-    vla: str | os.PathLike[str] | FrozenVLA,
+    vla: str | Path | FrozenVLA,
     rl_token: str | RLTokenEncoder | None,
     chunk_len: int | None,
     device: str,
 ) -> tuple[FrozenVLA, RLTokenEncoder | None, int]:
     """Return the VLA, its RL-token encoder and the chunk length, which must fit the VLA."""
     check_device(device)
-    model = load(str(vla), device=device) if isinstance(vla, str | os.PathLike) else vla
-    if not hasattr(model, "horizon"):
-        raise ConfigError(f"vla must be a name, a folder, or a FrozenVLA; got {vla!r:.80}.")
+    model = as_vla(vla, device)
     encoder = choose_rl_token(rl_token, model, device)
     if chunk_len is None:
         return model, encoder, model.horizon

@@ -56,16 +56,11 @@ class VLAFeatures:
                 would look several times in a chunk.
         """
         from vla_gym.rl_token import choose_rl_token
-        from vla_gym.vla import load
+        from vla_gym.vla import as_vla
 
         check_flag(keep_images, "keep_images")
         check_flag(keep_inputs, "keep_inputs")
-        self.memory = VLAMemory(load(vla) if isinstance(vla, str | Path) else vla)
-        if not isinstance(self.vla, FrozenVLA):
-            raise ConfigError(
-                "vla must be a name, a folder, or an object of a class derived from "
-                f"vla_gym.vla.FrozenVLA; got {vla!r:.80}."
-            )
+        self.memory = VLAMemory(as_vla(vla))
         self.views = self.vla.cameras
         self.rl_token = choose_rl_token(rl_token, self.vla)
         self.seconds, self.version = 0.0, 0

@@ -8,6 +8,7 @@ import signal
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import gymnasium as gym
@@ -102,6 +103,12 @@ def test_a_chunk_depends_on_its_own_row_alone(head: str) -> None:
         other = VLAPolicy("mini", head="token", temperature=1.0, seed=4).act(obs, told)
         assert (other != together).any()
         assert "T=1" in policy.name and policy.identity["seed"] == 3
+
+
+@pytest.mark.parametrize("vla", [3, SimpleNamespace(name="mine", horizon=8)])
+def test_what_is_no_vla_plays_nothing(vla: Any) -> None:
+    with pytest.raises(ConfigError, match="derived from vla_gym.vla.FrozenVLA; got"):
+        VLAPolicy(vla)
 
 
 def test_held_out_words_reach_the_vla() -> None:

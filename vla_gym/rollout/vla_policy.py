@@ -151,15 +151,12 @@ def load_vla(
     """Return a VLA that acts with one of its heads; None: with its own first choice.
 
     Raises:
-        ConfigError: If it has no such head.
+        ConfigError: If it is no VLA, or has no such head.
         WeightsError: If the checkpoint is missing or damaged.
     """
-    from vla_gym.vla import load
+    from vla_gym.vla import as_vla
 
-    model = vla
-    if isinstance(vla, str | Path):
-        model = load(vla, device=device, allow_class=allow_class)
-    assert not isinstance(model, str | Path)
+    model = as_vla(vla, device, allow_class=allow_class)
     if head in (None, model.head):
         return model
     if head not in model.heads:

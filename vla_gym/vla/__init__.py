@@ -70,6 +70,24 @@ def load(
     return _load(*arguments)
 
 
+def as_vla(
+    vla: str | Path | FrozenVLA, device: str = "cpu", *, allow_class: bool = True
+) -> FrozenVLA:
+    """Return a VLA that is given as :func:`load` takes it, or as itself.
+
+    Raises:
+        ConfigError: If it is neither; further errors are those of :func:`load`.
+    """
+    if isinstance(vla, str | Path):
+        return load(vla, device=device, allow_class=allow_class)
+    if not isinstance(vla, FrozenVLA):
+        raise ConfigError(
+            "vla must be a name, a folder, or an object of a class derived from "
+            f"vla_gym.vla.FrozenVLA; got {vla!r:.80}."
+        )
+    return vla
+
+
 @cache
 def _load(
     spec: Spec,
