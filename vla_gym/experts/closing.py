@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -53,16 +52,13 @@ MUG_OFFSET, BEFORE_OPENING = (-0.03, -0.05, -0.058), (0.0, -0.16, 0.012)
 DOOR_POINT = np.array([0.18, -0.035, 0.06])
 
 
-def push_phases(
-    sim: LiberoSim, point: BodyPoint, rotation: np.ndarray, way: Sequence[Phase] = ()
-) -> list[Phase]:
-    """Push something shut with closed fingers: the way there, down, reach, push, back off.
+def push_phases(sim: LiberoSim, point: BodyPoint, rotation: np.ndarray) -> list[Phase]:
+    """Push something shut with closed fingers: above it, down, reach, push, back off.
 
     Args:
         sim: Simulation.
         point: Where the grip site is when the fingers touch; it is followed.
         rotation: (3, 3) orientation of the grip site.
-        way: Phases that lead to the place above.
     """
 
     def before(distance: float, height: float = 0.0) -> np.ndarray:
@@ -72,7 +68,6 @@ def push_phases(
     closed = partial(Phase, rotation=rotation, gripper=CLOSED)
     near = partial(before, 0.06)
     return [
-        *way,
         closed("above", partial(before, 0.10, 0.24), tolerance=0.03, max_steps=70),
         closed("down", partial(before, 0.10), tolerance=0.03, max_steps=70),
         closed("reach", near, tolerance=0.03, rotation_tolerance=0.15, max_steps=70),
@@ -113,5 +108,5 @@ def mug_in_microwave(sim: LiberoSim) -> Expert:
     mug = pick_and_place_phases(sim, MUG, grasp, placement)
     # Over the open door, not through it.
     rise = Phase("rise", offset_target(site, -0.03, -0.3, 0.3), gripper=CLOSED, tolerance=0.03)
-    shut = push_phases(sim, BodyPoint(sim, DOOR, DOOR_POINT), GRIPPER_DOWN, [rise])
+    shut = [rise, *push_phases(sim, BodyPoint(sim, DOOR, DOOR_POINT), GRIPPER_DOWN)]
     return Expert(sim, in_order(part(sim, "mug", mug, 0), part(sim, "door", shut, 1)))
