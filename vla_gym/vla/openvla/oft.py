@@ -22,7 +22,7 @@ from vla_gym.vla.openvla.base import OpenVLABase, OpenVLAOptions, Parts
 from vla_gym.vla.openvla.llama_layers import run_layers
 from vla_gym.vla.openvla.sequence import NOTHING, STOP, make_sequences
 from vla_gym.vla.statistics import Normalizer
-from vla_gym.vla.tokens import OnePassTokens, bins_to_actions
+from vla_gym.vla.tokens import OnePassTokens
 
 
 @dataclass(frozen=True)
@@ -127,17 +127,14 @@ class OpenVLAOFTBackend(OpenVLABase, OnePassTokens):
         self, images: dict[str, np.ndarray], instructions: list[str], proprio: np.ndarray
     ) -> VLAOutput:
         """Predict one chunk per row; see :class:`~vla_gym.vla.base.FrozenVLA`."""
-        hidden = self.hidden_states(images, instructions, proprio)
+        if self.head == "token":
+            hidden, logits = self.token_outputs(images, instructions, proprio)
+            actions = self.tokens_to_actions(logits.argmax(dim=-1))
+        else:
+            hidden, normalized = self.action_outputs(images, instructions, proprio)
+            actions = self.to_env(normalized)
         # A copy, whatever the dtype: the next pass of a CUDA graph overwrites its results.
-        copy = hidden.to(torch.float32, copy=True)
-        return VLAOutput(copy, self.to_env(self.normalized_actions(hidden)))
-
-    def normalized_actions(self, hidden: torch.Tensor) -> torch.Tensor:
-        """Return the actions (B, C, 7) float32 of states (B, M, H), normalised; greedy."""
-        if self.head == "l1":
-            actions: torch.Tensor = self.action_head(hidden)
-            return actions.float()
-        return bins_to_actions(self.token_logits(hidden).argmax(dim=-1))
+        return VLAOutput(hidden.to(torch.float32, copy=True), actions)
 
     def action_outputs(
         self, images: dict[str, np.ndarray], instructions: list[str], proprio: np.ndarray
