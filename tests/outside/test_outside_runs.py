@@ -89,6 +89,22 @@ def test_a_bad_actor_is_one_clear_error(change: dict[str, Any], tmp_path: Path) 
     assert str(tmp_path) in str(caught.value) and str(caught.value).count("\n") == 0
 
 
+def test_a_save_of_an_actor_that_fails_leaves_its_sizes_whole(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    actor = RLTokenActor(ActorSizes(4, 2, [8], 1.0, 2, 8, [1.0] * 7))
+    actor.save(tmp_path)
+
+    def half(path: Path, text: str, **_: Any) -> None:
+        path.write_bytes(text[: len(text) // 2].encode())
+        raise OSError("No space left on device")
+
+    monkeypatch.setattr(Path, "write_text", half)
+    with pytest.raises(OSError, match="No space"):
+        actor.save(tmp_path)
+    assert RLTokenActor.load(tmp_path).sizes == actor.sizes
+
+
 class MakesFolder:
     """Runs when it is unpickled."""
 

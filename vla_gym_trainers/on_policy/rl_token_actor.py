@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Mapping
 from pathlib import Path
@@ -21,6 +20,7 @@ from vla_gym.vla.checkpoint_files import Checkpoint
 from vla_gym.vla.load_weights import described_by, load_into
 from vla_gym_trainers.networks import ChunkActor, FeatureNormalizer, reference_chunk
 from vla_gym_trainers.rollout.memory import MEMORY, PREVIOUS_ACTION
+from vla_gym_trainers.runs.result_card import write_json
 from vla_gym_trainers.runs.torch_helpers import save_parameters
 from vla_gym_trainers.world_model.protocol import WORLD_MEMORY
 
@@ -185,8 +185,7 @@ class RLTokenActor(nn.Module):
     def save(self, folder: Path) -> None:
         """Write the weights, and the sizes that :meth:`load` makes it with."""
         save_parameters(folder / WEIGHTS, self.state_dict())
-        sizes = json.dumps(msgspec.structs.asdict(self.sizes))
-        (folder / SIZES).write_text(sizes + "\n", encoding="utf-8")
+        write_json(folder / SIZES, msgspec.structs.asdict(self.sizes))
 
     @classmethod
     def load(cls, folder: Path) -> RLTokenActor:

@@ -9,6 +9,8 @@ from typing import Any
 
 import numpy as np
 
+from vla_gym.errors import ConfigError
+
 #: Newest episodes of a task that say how often it is solved.
 WINDOW = 30
 #: What a task's weight would be if it were always solved for sure; after a whole window of
@@ -43,11 +45,22 @@ class TaskSampler:
             dones: (N,) bool: the episode has ended.
             infos: N dicts, with ``is_success`` where it has, and ``demo_steps`` where it began
                 inside a demonstration.
+
+        Raises:
+            ConfigError: If the environments do not tell ``is_success``.
         """
         for i in np.flatnonzero(dones).tolist():
-            if not infos[i].get("worker_restarted", False):
-                kind = int(task_ids.flat[i]), "demo_steps" in infos[i]
-                self._successes[kind].append(bool(infos[i]["is_success"]))
+            info = infos[i]
+            if info.get("worker_restarted", False):
+                continue
+            if "is_success" not in info:
+                raise ConfigError(
+                    "task_sampling 'unsolved' needs infos with is_success where an episode ends, "
+                    f"got {', '.join(sorted(info))}: add it to the environments, or leave "
+                    "task_sampling out."
+                )
+            kind = int(task_ids.flat[i]), "demo_steps" in info
+            self._successes[kind].append(bool(info["is_success"]))
 
     def weights(self) -> dict[int, float]:
         """Return the weights, in (0, 2], of the tasks that have been played."""

@@ -139,6 +139,8 @@ def test_what_is_solved_is_played_less() -> None:
     inside = [{"is_success": True, "demo_steps": 7}] * 8
     sampler.add(np.full(8, 2), np.ones(8, bool), inside)
     assert sampler.weights() == pytest.approx(expected | {2: 1.0 + 0.424})
+    with pytest.raises(ConfigError, match="is_success where an episode ends, got success: add it"):
+        sampler.add(np.zeros(1, int), np.ones(1, bool), [{"success": True}])
 
 
 def test_weights_of_tasks_are_told_and_goes_on_bit_for_bit(tmp_path: Path) -> None:
