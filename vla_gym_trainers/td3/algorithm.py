@@ -11,7 +11,6 @@ from typing import Any, ClassVar
 
 import numpy as np
 import torch
-from gymnasium import spaces
 from gymnasium.vector import VectorEnv
 from stable_baselines3 import TD3
 from stable_baselines3.common.callbacks import BaseCallback
@@ -124,13 +123,8 @@ class TD3BC(TD3):
     def _setup_model(self) -> None:
         chunk_len, action_size = check_spaces(self.observation_space, self.action_space)
         config = self.config
-        assert isinstance(self.observation_space, spaces.Dict)
-        has_tasks = isinstance(self.observation_space.get("task_id"), spaces.Discrete)
-        self.replay_buffer_kwargs = {
-            "gamma": config.gamma,
-            "seed": self.seed,
-            "balanced": config.balanced_replay and has_tasks,
-        }
+        replay = {"gamma": config.gamma, "seed": self.seed, "balanced": config.balanced_replay}
+        self.replay_buffer_kwargs = replay
         super()._setup_model()
         self._rng = torch.Generator(self.device)
         self._rng.manual_seed(self.seed if self.seed is not None else torch.seed() % 2**31)

@@ -250,13 +250,13 @@ def check_spaces(
     return int(shape[0]), int(shape[1])
 
 
-def num_tasks(observation_space: spaces.Dict) -> int:
+def num_tasks(observation_space: spaces.Space[Any]) -> int:
     """Return how many tasks ``task_id`` tells apart.
 
     Raises:
         ConfigError: If it is not observed.
     """
-    tasks = observation_space.spaces.get("task_id")
+    tasks = getattr(observation_space, "spaces", {}).get("task_id")
     if not isinstance(tasks, spaces.Discrete):
         raise ConfigError(
             "use_task_id and task_sampling 'unsolved' need to know an episode's task: take "

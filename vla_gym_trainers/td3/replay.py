@@ -12,11 +12,14 @@ from stable_baselines3.common.buffers import BaseBuffer, ReplayBuffer
 from stable_baselines3.common.vec_env import VecNormalize
 
 from vla_gym.errors import ConfigError
+from vla_gym_trainers.rollout.chunks import Observation
 from vla_gym_trainers.td3.ring import DEMONSTRATED, ChunkReplaySamples, Ring, TaskIndex
 from vla_gym_trainers.td3.row_store import RowStore
 from vla_gym_trainers.td3.windows import Pieces
 
-#: Numbers of a transition; the return is the last column, as it may be unknown.
+_SIDES = ("obs", "next")  # before and after the chunk
+#: Columns beside the observations; the return is the last one, as it may be unknown.
+_COLUMNS = ("actions", "rewards", "dones", "discounts", "truncated", "mc_returns")
 _SCALARS = ("rewards", "dones", "discounts", "mc_returns")
 
 
@@ -78,14 +81,14 @@ class ChunkReplayBuffer(ReplayBuffer):
 
         Args:
             buffer_size: Capacity in transitions, over all environments (at least one for each).
-            observation_space: A Dict space; with a Discrete ``task_id`` if ``balanced``.
+            observation_space: A Dict space; tasks are its Discrete ``task_id``.
             action_space: A Box space; chunks are stored flattened.
             device: Torch device of the samples.
             n_envs: Number of environments that feed the ring.
             optimize_memory_usage: SB3's option; must be False (next observations are stored).
             gamma: Discount per control step, used where the environment gives none.
             seed: Seed of the sampling; the buffer has a generator of its own.
-            balanced: Sample by task, in proportion to ``task_weights``.
+            balanced: Sample by task, in proportion to ``task_weights``, if tasks are observed.
 
         Raises:
             ConfigError: If the observation space is no Dict, or the option is set.
@@ -99,24 +102,20 @@ class ChunkReplayBuffer(ReplayBuffer):
         size = max(buffer_size, n_envs)
         BaseBuffer.__init__(self, size, observation_space, action_space, device, n_envs=n_envs)
         self.optimize_memory_usage, self.handle_timeout_termination = False, True
-        self.gamma, self.balanced = gamma, balanced
+        discrete = [k for k, s in observation_space.items() if isinstance(s, spaces.Discrete)]
+        self.gamma, self.balanced = gamma, balanced and "task_id" in discrete
         self.task_weights: Mapping[int, float] = {}
         self.rng = np.random.default_rng(seed)
-        discrete = [k for k, s in observation_space.items() if isinstance(s, spaces.Discrete)]
-        self._integers = [f"{prefix}/{key}" for prefix in ("obs", "next") for key in discrete]
-        self._clear()
+        self._integers = [f"{side}/{key}" for side in _SIDES for key in discrete]
+        self.reset()
 
-    def _clear(self) -> None:
-        shapes = {
-            f"{prefix}/{key}": shape
-            for prefix in ("obs", "next")
-            for key, shape in self.obs_shape.items()
-        }
+    def reset(self) -> None:
+        """Forget all transitions."""
+        shapes = {f"{s}/{key}": shape for s in _SIDES for key, shape in self.obs_shape.items()}
         self._inputs = [name for name in shapes if name.endswith("/vla_input")]
-        shapes |= dict.fromkeys(self._inputs, ())
+        shapes |= dict.fromkeys((*self._inputs, *_COLUMNS), ())
+        shapes["actions"] = (self.action_dim,)
         self.inputs = RowStore()
-        shapes |= {"actions": (self.action_dim,), "truncated": ()}
-        shapes |= {name: () for name in _SCALARS}
         self._ring, self._tasks = Ring(self.buffer_size, shapes), TaskIndex()
         self.cut_episodes()
         self._bind()
@@ -127,7 +126,6 @@ class ChunkReplayBuffer(ReplayBuffer):
         self.next_observations = {key: views[f"next/{key}"] for key in self.obs_shape}
         self.actions = views["actions"]
         self.rewards, self.dones, self.discounts, self.mc_returns = (views[n] for n in _SCALARS)
-        self.mc_returns[self.size() :] = np.nan
 
     @property
     def num_added(self) -> int:
@@ -142,11 +140,6 @@ class ChunkReplayBuffer(ReplayBuffer):
     def size(self) -> int:
         """Return the number of transitions that are stored now."""
         return len(self._ring)
-
-    def reset(self) -> None:
-        """Forget all transitions."""
-        super().reset()
-        self._clear()
 
     def cut_episodes(self) -> None:
         """Begin new episodes; the returns of those under way stay unknown."""
@@ -188,39 +181,27 @@ class ChunkReplayBuffer(ReplayBuffer):
         number = self.num_added
         self._push(rows[kept])
         self._release(rows[~kept])
-        for env, episode in enumerate(self._episodes):
-            if kept[env]:
-                episode.append(number)
-                number += 1
-            else:
-                episode.clear()  # the chain of its returns is broken here
-            if done[env]:
-                self._finish_episode(episode)
         for env, info in enumerate(infos):
-            if "pieces" in info:
-                mine = {key: np.asarray(value[env]) for key, value in obs.items()}
-                ends = bool(done[env]), bool(terminated[env])
-                self._add_pieces(env, mine, action[env], info, *ends)
+            if kept[env]:
+                self._episodes[env].append(number)
+                number += 1
+                if "pieces" in info:
+                    mine = {key: np.asarray(value[env]) for key, value in obs.items()}
+                    self._add_pieces(env, mine, action[env], info, bool(done[env]))
+                if done[env]:
+                    self._write_returns(env)
+            if done[env] or not kept[env]:  # the chain of returns ends here
+                self._episodes[env], self._pieces[env], self._begun[env] = [], Pieces(), []
 
-    def _pack(
-        self,
-        obs: Any,
-        next_obs: Any,
-        action: Any,
-        reward: Any,
-        done: Any,
-        discount: Any,
-        truncated: Any,
-    ) -> np.ndarray:
-        """Return rows of the ring; their returns are not known yet."""
-        count = np.size(reward)
-        columns = {f"obs/{key}": obs[key] for key in self.obs_shape}
-        columns |= {f"next/{key}": next_obs[key] for key in self.obs_shape}
+    def _pack(self, obs: Any, next_obs: Any, *numbers: Any) -> np.ndarray:
+        """Return rows of the ring, with numbers as in ``_COLUMNS``; returns are not known yet."""
+        count = np.size(numbers[1])
+        columns = dict(zip(_COLUMNS, (*numbers, np.full(count, np.nan)), strict=True))
+        for side, observed in zip(_SIDES, (obs, next_obs), strict=True):
+            columns |= {f"{side}/{key}": observed[key] for key in self.obs_shape}
         for name in self._inputs:
             columns[name] = self.inputs.add(np.reshape(columns[name], (count, -1)))
-        columns |= {"actions": action, "rewards": reward, "dones": done, "discounts": discount}
-        columns["truncated"] = truncated
-        return self._ring.pack({**columns, "mc_returns": np.full(count, np.nan)}, count)
+        return self._ring.pack(columns, count)
 
     def _push(self, rows: np.ndarray) -> None:
         self._release(self._ring.overwritten(len(rows)))
@@ -231,44 +212,31 @@ class ChunkReplayBuffer(ReplayBuffer):
         for name in self._inputs:
             self.inputs.release(self._ring.column(rows, name).astype(np.int64))
 
-    def _finish_episode(self, episode: list[int]) -> None:
-        """Write the Monte-Carlo returns of an episode that has just ended, and forget it."""
-        value = 0.0
-        oldest = self.num_added - self.buffer_size
-        for number in reversed(episode):
-            if number < oldest:
-                break  # overwritten by the ring
+    def _add_pieces(
+        self, env: int, obs: Observation, action: np.ndarray, info: Mapping[str, Any], done: bool
+    ) -> None:
+        """Push what begins inside one environment's chunk, whose own row is stored."""
+        if not all(np.isfinite(v).all() for piece in info["pieces"] for v in piece.obs.values()):
+            self._pieces[env], self._begun[env] = Pieces(), []
+            return
+        terminated = done and not info.get("TimeLimit.truncated", False)
+        chunk = np.reshape(action, (-1, (self.action_space.shape or (0,))[-1]))
+        inside = info["pieces"], int(info["stride"]), done, terminated
+        for window in self._pieces[env].add(obs, chunk, *inside):
+            self._begun[env].append((self.num_added, window.start))
+            self._push(self._pack(*window[1:]))
+
+    def _write_returns(self, env: int) -> None:
+        """Write the Monte-Carlo returns of an episode that has just ended."""
+        value, oldest = 0.0, self.num_added - self.buffer_size  # those before are overwritten
+        for number in reversed([n for n in self._episodes[env] if n >= oldest]):
             slot = number % self.buffer_size
             value = float(self.rewards[slot]) + float(self.discounts[slot]) * value
             self.mc_returns[slot] = value
-        episode.clear()
-
-    def _add_pieces(
-        self,
-        env: int,
-        obs: Mapping[str, np.ndarray],
-        action: np.ndarray,
-        info: Mapping[str, Any],
-        done: bool,
-        terminated: bool,
-    ) -> None:
-        """Push what begins inside one environment's chunk."""
-        pieces, running = info["pieces"], self._pieces[env]
-        seen = [v for piece in pieces for v in (*piece.obs.values(), piece.reward)]
-        seen += [*obs.values(), action]
-        broken = info.get("worker_restarted", False) or not all(np.isfinite(v).all() for v in seen)
-        if not broken:
-            chunk = np.reshape(action, (-1, (self.action_space.shape or (0,))[-1]))
-            for window in running.add(obs, chunk, pieces, int(info["stride"]), done, terminated):
-                self._begun[env].append((self.num_added, window.start))
-                self._push(self._pack(*window[1:]))
-            if done:
-                returns, oldest = running.returns(), self.num_added - self.buffer_size
-                for number, start in self._begun[env]:
-                    if number >= oldest:
-                        self.mc_returns[number % self.buffer_size] = returns[start]
-        if broken or done:
-            self._pieces[env], self._begun[env] = Pieces(), []
+        returns = self._pieces[env].returns()
+        for number, start in self._begun[env]:
+            if number >= oldest:
+                self.mc_returns[number % self.buffer_size] = returns[start]
 
     def sample(  # type: ignore[override]
         self, batch_size: int, env: VecNormalize | None = None
@@ -316,9 +284,7 @@ class ChunkReplayBuffer(ReplayBuffer):
         batch = self._ring.gather(index, self.device)
         for name in self._integers:
             batch[name] = batch[name].long()
-        obs, next_obs = (
-            {key: batch[f"{prefix}/{key}"] for key in self.obs_shape} for prefix in ("obs", "next")
-        )
+        obs, next_obs = ({key: batch[f"{s}/{key}"] for key in self.obs_shape} for s in _SIDES)
         scalars = {name: batch[name] for name in _SCALARS}
         actions, shown = batch["actions"], obs.get(DEMONSTRATED)
         shown = torch.full_like(actions, torch.nan) if shown is None else shown.flatten(1)

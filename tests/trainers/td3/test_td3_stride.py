@@ -181,6 +181,16 @@ def test_faults_break_the_chain() -> None:
     assert sorted(stored(replay)) == [0, 8, 10, 12, 20]
 
 
+def test_a_broken_frame_inside_a_chunk_leaves_the_chunk(monkeypatch: pytest.MonkeyPatch) -> None:
+    replay, whole = buffer(), seen
+    monkeypatch.setitem(globals(), "seen", lambda tag: whole(np.nan if tag == 6 else tag))
+    for first, end in ((0, ""), (4, ""), (8, "success")):
+        push(replay, first, [2, 2], end)
+    rows = stored(replay)
+    assert sorted(rows) == [0, 4, 8, 10]
+    assert [rows[start][-1] for start in rows] == pytest.approx([0.9**11, 0.9**7, 0.9**3, 0.9])
+
+
 def test_it_survives_pickling_with_pieces_under_way() -> None:
     mine = buffer(size=5)
     push(mine, 0, [1, 1, 1, 1], stride=1)
