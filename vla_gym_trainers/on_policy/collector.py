@@ -49,7 +49,7 @@ class RolloutCollector:
             raise ConfigError(f"Expected chunks, got actions of shape {size}: give a chunk_len.")
         self.chunk_len = size[0]
         self._envs = ChunkEnvs(envs)
-        self._collector = Collector(self._envs, groups)
+        self._collector = Collector(self._envs, groups, {})
         n = envs.num_envs
         # Of the keys of an environment's draws.
         self._seeds, self._episode, self._chunk = (np.zeros(n, np.int64) for _ in range(3))
@@ -82,7 +82,7 @@ class RolloutCollector:
         self._envs.reward_terms = out.reward_terms
         with self._clock("rollout"):
             self._slot[:], self._played[:] = 0, 0
-            if self._collector.obs is None or out.episodes is not None:
+            if not self._collector.obs or out.episodes is not None:
                 n = out.num_envs
                 self._seeds = seed + out.first_env + np.arange(n)
                 obs = self._collector.obs = self._envs.reset(seed=self._seeds.tolist())
@@ -96,7 +96,7 @@ class RolloutCollector:
 
     def restart(self) -> None:
         """Let the next collection begin new episodes by its seed, whatever the rows."""
-        self._collector.obs = None
+        self._collector.obs = {}
 
     # What the collector asks of who plays
 

@@ -55,11 +55,11 @@ class Collector:
 
     Attributes:
         envs: The environments.
-        obs: What is acted on next, of all of them; None resets them first.
+        obs: What is acted on next, of all of them, changed in place; empty resets them first.
     """
 
-    def __init__(self, envs: Envs, groups: int = 1, obs: Observation | None = None) -> None:
-        """Take over environments, in so many groups; ``obs`` is of those that have been reset.
+    def __init__(self, envs: Envs, groups: int, obs: Observation) -> None:
+        """Take over environments, in so many groups; for ``obs`` see the class.
 
         Raises:
             ConfigError: If they cannot be split into groups.
@@ -69,8 +69,8 @@ class Collector:
 
     def collect(self, player: Player) -> None:
         """Play until ``player`` lets no environment go on."""
-        if self.obs is None:
-            self.obs = self.envs.reset()
+        if not self.obs:
+            self.obs.update(self.envs.reset())
         turns = deque((ids, self._begin(player, ids)) for ids in self._groups)
         while turns:
             ids, running = turns.popleft()
@@ -85,7 +85,6 @@ class Collector:
             turns.append((ids, running))
 
     def _begin(self, player: Player, ids: np.ndarray) -> Running:
-        assert self.obs is not None
         obs = {key: value[ids] for key, value in self.obs.items()}
         return self.envs.begin(player.act(obs, ids), ids)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -18,7 +18,6 @@ from vla_gym.errors import WorkerError
 from vla_gym_trainers.networks import reference_chunk
 from vla_gym_trainers.rollout.chunks import ChunkStep, Observation
 from vla_gym_trainers.rollout.collector import Collector, Stopwatch
-from vla_gym_trainers.rollout.pipeline import Pipeline
 from vla_gym_trainers.runs.sb3_vec_env import envs_of
 from vla_gym_trainers.td3.algorithm_config import TD3Config
 from vla_gym_trainers.td3.exploration import ChunkNoise
@@ -29,7 +28,7 @@ if TYPE_CHECKING:
 
 #: Seconds for one block of chunks, after which collecting counts as hung. The vector environment's
 #: own deadlines, with restarts of its workers, are shorter.
-BLOCK_SECONDS = 3600.0
+DEADLINE_S = 3600.0
 
 
 class ActorWeights(NamedTuple):
@@ -126,32 +125,37 @@ class Transition:
         return cls(before, rows(actions), after, rewards, dones, infos, by_actor)
 
 
+#: Successive chunks, ``train_freq`` in each environment.
+Block = list[Transition]
+
+
 class ChunkPlayer:
     """Plays blocks of chunks with the actor, or with the VLA in the warm-up, plus noise."""
 
     def __init__(
         self,
         env: VecEnv,
-        obs: Observation | None,
+        obs: Observation,
         acting: ActingPolicy,
         exploration: ChunkNoise,
         clock: Stopwatch,
         config: TD3Config,
         begun: int,
     ) -> None:
-        """Play on from ``obs`` (None: after a reset); ``begun`` chunks were collected before."""
+        """Play on from ``obs``, see :class:`.Collector`; ``begun`` chunks were collected before."""
         self.acting, self.exploration, self.clock = acting, exploration, clock
         self.collector = Collector(envs_of(env), config.groups, obs)
         self.config, self.begun = config, begun
         self._set_tasks = partial(env.env_method, "set_task_weights")
+        self._envs = getattr(env, "vector_env", None)
         # Of an ExplorerActions, if there is one around the environments.
-        self._explore = getattr(getattr(env, "vector_env", None), "explore", None)
-        self._block: list[Transition] = []
+        self._explore = getattr(self._envs, "explore", None)
+        self._block: Block = []
         self._played = np.zeros(env.num_envs, np.int64)  # chunks of this block
         self._trained = False  # whether the weights of this block are
 
-    def collect(self, weights: ActorWeights, _: int) -> list[Transition]:
-        """Play ``train_freq`` chunks in each environment."""
+    def collect(self, weights: ActorWeights, _: int) -> Block:
+        """Play a block."""
         self.acting.load(weights)
         self._trained = weights.trained
         if weights.tasks is not None:
@@ -159,10 +163,15 @@ class ChunkPlayer:
             with contextlib.suppress(WorkerError):
                 self._set_tasks(weights.tasks)
         self._block, self._played[:] = [], 0
+        vla_seconds = self._vla_seconds()
         with self.clock("rollout"):
             self.collector.collect(self)
+        self.clock.add("forward", self._vla_seconds() - vla_seconds)
         self.begun += self.config.train_freq * len(self._played)
         return self._block
+
+    def _vla_seconds(self) -> float:
+        return float(getattr(self._envs, "vla_seconds", 0.0))
 
     def act(self, obs: Observation, env_ids: np.ndarray) -> np.ndarray:
         """Choose chunks and begin their transitions."""
@@ -197,40 +206,3 @@ class ChunkPlayer:
 def _write(into: Observation, rows: Observation, env_ids: np.ndarray) -> None:
     for key, value in rows.items():
         into[key][env_ids] = value
-
-
-class Blocks(Pipeline[ActorWeights, list[Transition]]):
-    """Hands the blocks of a player out to the learner.
-
-    Attributes:
-        player: Plays them.
-    """
-
-    def __init__(
-        self,
-        player: ChunkPlayer,
-        newest: Callable[[], ActorWeights],
-        keep: Callable[[], None],
-        num_blocks: int,
-        state: dict[str, Any] | None,
-    ) -> None:
-        """Prepare so many blocks, beginning with those that ``state`` has.
-
-        ``newest`` returns what acts in the next one, ``keep`` is called in each pause.
-        """
-        self.player, self._keep = player, keep
-        super().__init__(
-            player.collect,
-            newest,
-            ahead=player.config.ahead,
-            deadline=BLOCK_SECONDS,
-            limit=num_blocks,
-            state=state,
-        )
-
-    @contextlib.contextmanager
-    def paused(self) -> Iterator[None]:
-        """Let the environments stand still, for a checkpoint."""
-        with super().paused():
-            self._keep()
-            yield

@@ -19,11 +19,11 @@ from stable_baselines3.common.type_aliases import GymEnv, MaybeCallback
 from torch import Tensor
 
 from vla_gym.errors import ConfigError
-from vla_gym_trainers.rollout.chunks import Observation, own
+from vla_gym_trainers.rollout.chunks import own
 from vla_gym_trainers.rollout.collector import Stopwatch
-from vla_gym_trainers.rollout.pipeline import Collected
+from vla_gym_trainers.rollout.pipeline import Collected, Pipeline
 from vla_gym_trainers.runs.sb3_vec_env import deferred_reset, sb3_vec_env
-from vla_gym_trainers.td3.acting import ActingPolicy, ActorWeights, Blocks, ChunkPlayer, Transition
+from vla_gym_trainers.td3.acting import DEADLINE_S, ActingPolicy, ActorWeights, Block, ChunkPlayer
 from vla_gym_trainers.td3.algorithm_config import TD3Config
 from vla_gym_trainers.td3.episode_log import counts
 from vla_gym_trainers.td3.exploration import ChunkNoise
@@ -93,8 +93,7 @@ class TD3BC(TD3):
         self.config = config = config or TD3Config()
         self.rollout_device = rollout_device
         self.update_debt, self.vla_debt, self.max_staleness = 0.0, 0, 0
-        self.fine_tuner: VLAFineTuner | None = None
-        self.pipeline: Blocks | None = None
+        self.pipeline: Pipeline[ActorWeights, Block] | None = None
         #: What the pipeline had collected when ``learn`` ended; it is handed out first by the next.
         self.pipeline_state: dict[str, Any] | None = None
         self._critics_are_warm = False
@@ -102,7 +101,7 @@ class TD3BC(TD3):
         self._rng_state: np.ndarray | None = None
         self.exploration: ChunkNoise | None = None
         self.task_sampler: TaskSampler | None = None
-        self.clock, self._vla_seconds = Stopwatch(), 0.0
+        self.clock = Stopwatch()
         super().__init__(
             policy,  # type: ignore[arg-type]
             sb3_vec_env(env) if isinstance(env, VectorEnv) else env,  # type: ignore[arg-type]
@@ -138,7 +137,7 @@ class TD3BC(TD3):
             num_tasks(self.observation_space)  # refuses environments that do not tell
             self.task_sampler = TaskSampler()
         self.acting = ActingPolicy(self.policy, self.rollout_device or self.device)
-        self.fine_tuner = None
+        self.fine_tuner: VLAFineTuner | None = None
         if config.vla_update_freq and self.env is not None:
             self.fine_tuner = VLAFineTuner(getattr(self.env, "vector_env", self.env), config)
 
@@ -156,7 +155,7 @@ class TD3BC(TD3):
         Blocks are collected and handed out whole, so a few chunks more may be played; ``on_step``
         is called when a block is handed out, once for each chunk of all environments.
         """
-        if reset_num_timesteps or self._last_obs is None:  # the environments begin anew
+        if reset_num_timesteps or not self._last_obs:  # the environments begin anew
             self.pipeline_state = None
             self.replay_buffer.cut_episodes()
         with deferred_reset(self.env):
@@ -170,30 +169,27 @@ class TD3BC(TD3):
                 callback.on_rollout_start()
                 with self.clock("wait") if self.config.ahead else nullcontext():
                     collected = pipeline.next()
-                if not self._store(collected, callback, total, log_interval):
+                if not self._store(collected, callback, log_interval):
                     break
                 callback.on_rollout_end()
                 if self.num_timesteps > self.config.learning_starts:
                     self.train(block, self.config.batch_size)
-                    self._train_vla(block, pipeline.player.collector.obs)
+                    self._train_vla(block)
                 pipeline.publish()
         callback.on_training_end()
         return self
 
     def train(self, gradient_steps: int, batch_size: int = 256) -> None:
-        """Do ``gradient_steps * utd_ratio`` critic steps (fractions are carried over).
+        """Do ``utd_ratio`` critic steps for each new chunk (fractions are carried over).
 
-        Args:
-            gradient_steps: Chunks collected since the last call, as SB3 counts them.
-            batch_size: Transitions per gradient step.
+        Chunks are ``gradient_steps``, as SB3 counts them; ``batch_size`` is in transitions.
         """
         if self.replay_buffer.size() == 0:
             return
         self._update_learning_rate([self.policy.actor_optimizer, self.policy.critic_optimizer])
         metrics: defaultdict[str, list[Tensor]] = defaultdict(list)
-        self.update_debt += gradient_steps * self.config.utd_ratio
-        steps = int(self.update_debt)
-        self.update_debt -= steps
+        due = self.update_debt + gradient_steps * self.config.utd_ratio
+        steps, self.update_debt = divmod(due, 1.0)
         config = self.config.at(self.num_timesteps)
         if self.task_sampler is not None:
             self.replay_buffer.task_weights = self.task_sampler.weights()
@@ -202,7 +198,7 @@ class TD3BC(TD3):
             if not self._critics_are_warm:
                 warm_up(self.policy, self.replay_buffer, config, self._rng, batch_size, gradient)
                 self._critics_are_warm = True
-            for _ in range(steps):
+            for _ in range(int(steps)):
                 self._n_updates += 1
                 if self.fine_tuner is None:
                     batch = self.replay_buffer.sample(batch_size)
@@ -231,56 +227,51 @@ class TD3BC(TD3):
             self._steps = made_of, GradientSteps(self.policy, self.config, self._rng, use_graphs)
         return self._steps[1]
 
-    def _train_vla(self, chunks: int, obs: Observation | None) -> None:
-        """Do the VLA's gradient steps that are due after so many more chunks; renew ``obs``."""
+    def _train_vla(self, chunks: int) -> None:
+        """Do the VLA's gradient steps that are due after so many more chunks."""
         if self.fine_tuner is None:
             return
         self.fine_tuner.config = self.config.at(self.num_timesteps)
-        self.vla_debt += chunks
-        steps, self.vla_debt = divmod(self.vla_debt, self.config.vla_update_freq)
+        steps, self.vla_debt = divmod(self.vla_debt + chunks, self.config.vla_update_freq)
         with self.clock("learn"):
             for _ in range(steps):
                 metrics = self.fine_tuner.step(self.policy, self.replay_buffer, self._rng)
                 for name, value in metrics.items():
                     self.logger.record_mean(f"train/{name}", value)
-            if steps and obs is not None:
-                self.fine_tuner.refresh_observation(obs)
+            if steps and isinstance(self._last_obs, dict):
+                self.fine_tuner.refresh_observation(self._last_obs)
         self.logger.record("train/vla_version", self.fine_tuner.version)
 
     @contextmanager
-    def _collecting(self, num_blocks: int) -> Iterator[Blocks]:
+    def _collecting(self, num_blocks: int) -> Iterator[Pipeline[ActorWeights, Block]]:
         """Make the pipeline; what it has collected at the end is kept for the next ``learn``."""
         assert self.env is not None and self.exploration is not None
         state, config = self.pipeline_state, self.config
         waiting = 0 if state is None else len(state["ready"])
         begun = self.num_timesteps + waiting * config.train_freq * self.n_envs
-        obs = own(self._last_obs) or None  # empty where the reset was put off
+        obs = self._last_obs = own(self._last_obs)  # which the player keeps up to date
         parts = (self.acting, self.exploration, self.clock, config, begun)
-        player = ChunkPlayer(self.env, obs, *parts)
-        self.pipeline = Blocks(player, self._newest, self._keep, num_blocks, state)
+        pipeline = self.pipeline = Pipeline(
+            ChunkPlayer(self.env, obs, *parts).collect,
+            self._newest,
+            ahead=config.ahead,
+            deadline=DEADLINE_S,
+            limit=num_blocks,
+            state=state,
+        )
         try:
-            with self.pipeline:
-                yield self.pipeline
+            with pipeline:
+                yield pipeline
         finally:
-            self._keep()
-            self.pipeline = None
+            self.pipeline_state, self.pipeline = pipeline.state(), None
 
     def _newest(self) -> ActorWeights:
         """Return what acts in the next block."""
         tasks = None if self.task_sampler is None else self.task_sampler.weights()
         return ActorWeights.of(self.policy, self._critics_are_warm, tasks)
 
-    def _keep(self) -> None:
-        assert self.pipeline is not None
-        self.pipeline_state = self.pipeline.state()
-        self._last_obs = self.pipeline.player.collector.obs
-
     def _store(
-        self,
-        collected: Collected[list[Transition]],
-        callback: BaseCallback,
-        total: int,
-        log_interval: int | None,
+        self, collected: Collected[Block], callback: BaseCallback, log_interval: int | None
     ) -> bool:
         """Put a block into the replay; return whether the callback wants to go on."""
         go_on = True
@@ -297,7 +288,7 @@ class TD3BC(TD3):
                 self.config.check_gamma(info)
             row = (step.obs, step.next_obs, step.actions, step.rewards, step.dones, step.infos)
             self.replay_buffer.add(*row)
-            self._update_current_progress_remaining(self.num_timesteps, total)
+            self._update_current_progress_remaining(self.num_timesteps, self._total_timesteps)
             if self.config.ahead > 1:
                 self.logger.record_mean("async/staleness", collected.staleness)
                 self.logger.record("async/staleness_max", self.max_staleness)
@@ -309,10 +300,6 @@ class TD3BC(TD3):
 
     def dump_logs(self) -> None:
         """Write what was recorded, and the seconds that each part took since the last time."""
-        envs = getattr(self.env, "vector_env", None)
-        vla_seconds = float(getattr(envs, "vla_seconds", 0.0))
-        self.clock.add("forward", vla_seconds - self._vla_seconds)
-        self._vla_seconds = vla_seconds
         for part, seconds in self.clock.lap().items():
             self.logger.record(f"time/{part}", seconds)
         super().dump_logs()
@@ -328,7 +315,7 @@ class TD3BC(TD3):
         super().save(*args, **kwargs)
 
     def _excluded_save_params(self) -> list[str]:
-        own = "_rng _steps acting clock _vla_seconds pipeline pipeline_state fine_tuner"
+        own = "_rng _steps acting clock pipeline pipeline_state fine_tuner"
         return [*super()._excluded_save_params(), *own.split()]
 
     def _get_torch_save_params(self) -> tuple[list[str], list[str]]:

@@ -30,10 +30,11 @@ def save_checkpoint(folder: Path, model: TD3BC, run_state: Mapping[str, Any]) ->
         pickle.dump(model.replay_buffer, file, protocol=pickle.HIGHEST_PROTOCOL)
     if model.fine_tuner is not None:
         save_tensors(folder / "vla.pt", model.fine_tuner.state_dict())
+    pipeline = model.pipeline
     loop = {
         "format": FORMAT,
         "env": env.get_state(),
-        "pipeline": model.pipeline_state,
+        "pipeline": model.pipeline_state if pipeline is None else pipeline.state(),
         "run": dict(run_state),
     }
     with open(folder / "loop.pkl", "wb") as file:
