@@ -14,6 +14,7 @@ from vla_gym_trainers.on_policy.rollout import Rollout
 from vla_gym_trainers.rollout.chunks import ChunkEnvs, ChunkStep
 from vla_gym_trainers.rollout.collector import Collector, Stopwatch
 from vla_gym_trainers.rollout.memory import EpisodeMemory
+from vla_gym_trainers.rollout.reward_terms import reward_metrics
 
 
 class RolloutCollector:
@@ -79,7 +80,6 @@ class RolloutCollector:
         self._policy = actor.policy if isinstance(actor, MixedActor) else actor
         if self._memory.shapes != out.carried:
             self._memory = EpisodeMemory(out.carried)
-        self._envs.reward_terms = out.reward_terms
         with self._clock("rollout"):
             self._slot[:], self._played[:] = 0, 0
             if not self._collector.obs or out.episodes is not None:
@@ -127,6 +127,9 @@ class RolloutCollector:
     def take(self, ids: np.ndarray, step: ChunkStep) -> np.ndarray:
         """Write what came of the chunks; return which environments have not filled their rows."""
         infos, over = step.infos, step.dones
+        for info in infos:
+            for name, value in reward_metrics(info.get("reward_terms", {})).items():
+                self._out.reward_terms[name].append(value)
         truncated = np.array([info["TimeLimit.truncated"] for info in infos])
         lost = np.array([bool(info.get("worker_restarted", False)) for info in infos])
         full = self._slot[ids] + 1 >= self._out.num_chunks

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
+
 import numpy as np
 import torch
 from tensordict import TensorDict
 
 from vla_gym_trainers.on_policy.policy import ArraySpec, Policy
-from vla_gym_trainers.rollout.reward_terms import no_terms
 
 #: What is stored of a chunk whatever the policy.
 _RESULTS: dict[str, torch.dtype] = {
@@ -43,7 +44,7 @@ class Rollout:
             ``instruction``: index into ``instructions``;
             ``group``: int64, equal numbers began in the same state.
         instructions: Texts.
-        reward_terms: Of the chunks, if a wrapper made the rewards of several.
+        reward_terms: By metric the values of a term, if a wrapper made the rewards of several.
         seconds: Wall-clock seconds by purpose.
     """
 
@@ -89,7 +90,8 @@ class Rollout:
             self.data[key].zero_()
         self.data["discounts"].fill_(1.0)
         # Numbered anew, so that nothing depends on what was played before.
-        self.instructions, self.seconds, self.reward_terms = [], {}, no_terms()
+        self.instructions, self.seconds = [], {}
+        self.reward_terms: defaultdict[str, list[float]] = defaultdict(list)
 
     @property
     def arrays(self) -> dict[str, np.ndarray]:

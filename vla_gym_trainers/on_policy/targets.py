@@ -12,7 +12,6 @@ from vla_gym_trainers.on_policy import formulas
 from vla_gym_trainers.on_policy.config import Aggregation, GroupBaseline
 from vla_gym_trainers.on_policy.distributed import ProcessGroup
 from vla_gym_trainers.on_policy.rollout import Rollout
-from vla_gym_trainers.rollout.reward_terms import reward_metrics
 
 
 class Targets(NamedTuple):
@@ -120,9 +119,9 @@ def rollout_metrics(rollout: Rollout, group: ProcessGroup | None = None) -> dict
         metrics["rollout/success"] = wins / episodes
     if rollout.episodes is not None:
         metrics["rollout/episodes_lost"] = rows - episodes
-    for name in sorted(rollout.reward_terms):  # the same ones in all processes
-        total, count = group.sum(rollout.reward_terms[name].tolist()).tolist()
-        metrics |= reward_metrics({name: total / count})
+    for name, values in sorted(rollout.reward_terms.items()):  # the same in all processes
+        total, count = group.sum([sum(values), len(values)]).tolist()
+        metrics[name] = total / count
     return metrics
 
 

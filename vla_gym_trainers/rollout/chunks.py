@@ -21,7 +21,7 @@ from gymnasium import spaces
 from gymnasium.vector import AutoresetMode, VectorEnv
 
 from vla_gym.errors import ConfigError
-from vla_gym_trainers.rollout.reward_terms import add_terms, add_up, no_terms
+from vla_gym_trainers.rollout.reward_terms import add_terms
 
 Observation = dict[str, np.ndarray]
 
@@ -72,7 +72,6 @@ class ChunkEnvs:
         reset_infos: Infos of the running episodes' beginnings.
         lengths: (num_envs,) chunks of the running episodes.
         returns: (num_envs,) their returns.
-        reward_terms: Of the chunks since it was cleared, see :data:`RewardTerms`.
     """
 
     def __init__(self, envs: VectorEnv[Any, Any, Any]) -> None:
@@ -111,7 +110,6 @@ class ChunkEnvs:
         self.reset_infos: list[dict[str, Any]] = [{} for _ in range(self.num_envs)]
         self.lengths = np.zeros(self.num_envs, np.int64)
         self.returns = np.zeros(self.num_envs, np.float64)
-        self.reward_terms = no_terms()
         self.started = time.perf_counter()
 
     def groups(self, count: int) -> list[np.ndarray]:
@@ -147,8 +145,6 @@ class ChunkEnvs:
         """Count chunks and returns; what an episode came to goes into the infos of its end."""
         self.returns[env_ids] += rewards
         self.lengths[env_ids] += 1
-        for info in infos:
-            add_up(self.reward_terms, info.get("reward_terms", {}))
         for i in np.flatnonzero(dones).tolist():
             info, env = infos[i], env_ids[i]
             if not info.get("worker_restarted", False):

@@ -3,30 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections import defaultdict
 from collections.abc import Mapping
 from typing import Any
 
-import numpy as np
-
-#: By name: sum of a term's values, and how many they are, float64 (2,).
-RewardTerms = defaultdict[str, np.ndarray]
-
-
-def no_terms() -> RewardTerms:
-    """Return sums of nothing."""
-    return defaultdict(lambda: np.zeros(2))
-
-
-def add_up(sums: RewardTerms, terms: Mapping[str, float]) -> None:
-    """Add a chunk's terms, but for those that are not finite: nothing is learned from its chunk."""
-    for name, value in terms.items():
-        if math.isfinite(value):
-            sums[name] += (value, 1)
-
 
 def reward_metrics(terms: Mapping[str, float]) -> dict[str, float]:
-    """Return the finite terms by the names of their metrics, ``rollout/reward_<term>``."""
+    """Return a chunk's terms by the names of their metrics, ``rollout/reward_<term>``.
+
+    But for those that are not finite: nothing is learned from their chunk.
+    """
     finite = {name: float(value) for name, value in terms.items() if math.isfinite(value)}
     return {f"rollout/reward_{name}": value for name, value in finite.items()}
 
