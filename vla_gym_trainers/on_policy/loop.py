@@ -166,11 +166,11 @@ class Loop:
         """Collect, advantages, update."""
         progress, config = self.progress, self.config
         began = time.perf_counter()
-        collected = pipeline.next(begin=False)
-        waited, (phase, rollout) = time.perf_counter() - began, collected.block
+        (phase, rollout), staleness = pipeline.next(begin=False)
+        waited = time.perf_counter() - began
         self._enter(phase, rollout)
         metrics = rollout_metrics(rollout, self.group)
-        progress.count(metrics, collected.staleness)
+        progress.count(metrics, staleness)
         progress.iteration += 1
         if not self.run.is_checkpoint_due(progress.steps) and not self._is_over():
             pipeline.begin()
@@ -183,7 +183,7 @@ class Loop:
             metrics |= self.after_update(rollout)
         pipeline.publish()
         metrics |= {
-            "rollout/staleness": float(collected.staleness),
+            "rollout/staleness": float(staleness),
             "train/skipped_total": float(self.learner.skipped),
             "phase/epsilon": phase.epsilon,
             "phase/cloning": phase.cloning,

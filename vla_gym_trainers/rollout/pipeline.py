@@ -17,7 +17,6 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, wait
 from contextlib import contextmanager
-from dataclasses import dataclass
 from queue import SimpleQueue
 from typing import Any, Generic, Self, TypeVar
 
@@ -27,19 +26,6 @@ Weights = TypeVar("Weights")
 Block = TypeVar("Block")
 
 
-@dataclass(frozen=True)
-class Collected(Generic[Block]):
-    """A block that was collected.
-
-    Attributes:
-        block: What `collect` returned.
-        staleness: Updates published since the weights that acted were taken, 0..ahead.
-    """
-
-    block: Block
-    staleness: int
-
-
 class Pipeline(Generic[Weights, Block]):
     """Collects blocks for a learner, as far ahead of it as it is allowed to.
 
@@ -47,8 +33,8 @@ class Pipeline(Generic[Weights, Block]):
 
         with Pipeline(collect, snapshot, ahead=1, deadline=600.0) as pipeline:
             while ...:
-                collected = pipeline.next()
-                ...                          # learn from collected.block
+                block, staleness = pipeline.next()
+                ...                          # learn from the block
                 pipeline.publish()
 
     With ``ahead`` 0 and 1 the weights of each block depend on the order of the calls alone, so
@@ -117,12 +103,16 @@ class Pipeline(Generic[Weights, Block]):
         """Blocks that are collected, under way or begun, and not handed out."""
         return len(self._blocks)
 
-    def next(self, *, begin: bool = True) -> Collected[Block]:
+    def next(self, *, begin: bool = True) -> tuple[Block, int]:
         """Wait for the oldest block and let collecting go on.
 
         Args:
             begin: False begins no further block (see :meth:`begin`), for a caller who must look at
                 this one first.
+
+        Returns:
+            What ``collect`` returned, and its staleness: updates published since the weights that
+            acted were taken, 0..ahead.
 
         Raises:
             WorkerError: If it takes longer than the deadline.
@@ -130,7 +120,7 @@ class Pipeline(Generic[Weights, Block]):
         """
         if self.ahead == 0:
             self._take_snapshot()
-            return Collected(self._play()[0], 0)
+            return self._play()[0], 0
         if not self._blocks:
             self.begin()
         if wait([self._blocks[0]], self._deadline).not_done:
@@ -138,7 +128,7 @@ class Pipeline(Generic[Weights, Block]):
         block, version = self._blocks.popleft().result()
         if begin:
             self.begin()
-        return Collected(block, self.version - version)
+        return block, self.version - version
 
     def begin(self) -> None:
         """Let blocks begin until `ahead` are collected or under way; see :meth:`next`."""

@@ -7,21 +7,20 @@ from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from copy import copy
 from dataclasses import fields
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 import torch
 from gymnasium.vector import VectorEnv
 from stable_baselines3 import TD3
 from stable_baselines3.common.callbacks import BaseCallback
-from stable_baselines3.common.policies import BasePolicy
 from stable_baselines3.common.type_aliases import GymEnv, MaybeCallback
 from torch import Tensor
 
 from vla_gym.errors import ConfigError
 from vla_gym_trainers.rollout.chunks import own
 from vla_gym_trainers.rollout.collector import Stopwatch
-from vla_gym_trainers.rollout.pipeline import Collected, Pipeline
+from vla_gym_trainers.rollout.pipeline import Pipeline
 from vla_gym_trainers.runs.sb3_vec_env import deferred_reset, sb3_vec_env
 from vla_gym_trainers.td3.acting import DEADLINE_S, ActingPolicy, ActorWeights, Block, ChunkPlayer
 from vla_gym_trainers.td3.algorithm_config import TD3Config
@@ -56,7 +55,7 @@ class TD3BC(TD3):
         max_staleness: Most updates so far that the actor of a block was behind the learner.
     """
 
-    policy_aliases: ClassVar[dict[str, type[BasePolicy]]] = {"RLTokenPolicy": RLTokenPolicy}
+    policy_aliases = {"RLTokenPolicy": RLTokenPolicy}
     policy: RLTokenPolicy  # type: ignore[assignment]
     replay_buffer: ChunkReplayBuffer
 
@@ -163,18 +162,18 @@ class TD3BC(TD3):
                 total_timesteps, callback, reset_num_timesteps, tb_log_name, progress_bar
             )
         callback.on_training_start(locals(), globals())
-        block = self.config.train_freq * self.n_envs
-        with self._collecting(-(-(total - self.num_timesteps) // block)) as pipeline:
+        size = self.config.train_freq * self.n_envs  # of a block
+        with self._collecting(-(-(total - self.num_timesteps) // size)) as pipeline:
             while self.num_timesteps < total:
                 callback.on_rollout_start()
                 with self.clock("wait") if self.config.ahead else nullcontext():
-                    collected = pipeline.next()
-                if not self._store(collected, callback, log_interval):
+                    block, staleness = pipeline.next()
+                if not self._store(block, staleness, callback, log_interval):
                     break
                 callback.on_rollout_end()
                 if self.num_timesteps > self.config.learning_starts:
-                    self.train(block, self.config.batch_size)
-                    self._train_vla(block)
+                    self.train(size, self.config.batch_size)
+                    self._train_vla(size)
                 pipeline.publish()
         callback.on_training_end()
         return self
@@ -271,12 +270,12 @@ class TD3BC(TD3):
         return ActorWeights.of(self.policy, self._critics_are_warm, tasks)
 
     def _store(
-        self, collected: Collected[Block], callback: BaseCallback, log_interval: int | None
+        self, block: Block, staleness: int, callback: BaseCallback, log_interval: int | None
     ) -> bool:
         """Put a block into the replay; return whether the callback wants to go on."""
         go_on = True
-        self.max_staleness = max(self.max_staleness, collected.staleness)
-        for step in collected.block:
+        self.max_staleness = max(self.max_staleness, staleness)
+        for step in block:
             self.num_timesteps += self.n_envs
             callback.update_locals({**vars(step), "self": self})
             go_on &= callback.on_step()
@@ -290,7 +289,7 @@ class TD3BC(TD3):
             self.replay_buffer.add(*row)
             self._update_current_progress_remaining(self.num_timesteps, self._total_timesteps)
             if self.config.ahead > 1:
-                self.logger.record_mean("async/staleness", collected.staleness)
+                self.logger.record_mean("async/staleness", staleness)
                 self.logger.record("async/staleness_max", self.max_staleness)
             for _ in np.flatnonzero(step.dones):
                 self._episode_num += 1

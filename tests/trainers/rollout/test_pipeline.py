@@ -32,9 +32,9 @@ class Learner:
         """Learn from some blocks; return them with their staleness."""
         seen = []
         for _ in range(blocks):
-            collected = self.pipeline.next()
-            assert collected.staleness == self.updates - collected.block[0]
-            seen.append((collected.block, collected.staleness))
+            block, staleness = self.pipeline.next()
+            assert staleness == self.updates - block[0]
+            seen.append((block, staleness))
             self.updates += 1
             self.pipeline.publish()
         return seen
@@ -69,9 +69,9 @@ def test_many_ahead_are_bounded_and_use_the_newest_weights(slow: str) -> None:
     staleness = []
     with learner.pipeline:
         for number in range(12):
-            collected = learner.pipeline.next()
-            assert collected.block[1] == number
-            staleness.append(collected.staleness)
+            block, stale = learner.pipeline.next()
+            assert block[1] == number
+            staleness.append(stale)
             time.sleep(0.02 * (slow == "learn"))
             assert begun[-1] <= number + 3
             learner.updates += 1
@@ -88,10 +88,10 @@ def test_the_limit_and_a_caller_who_looks_first() -> None:
         assert learner.pipeline.state()["ready"] == []
     looking = Learner(ahead=1)
     with looking.pipeline as pipeline:
-        assert pipeline.next(begin=False).block == (0, 0)
+        assert pipeline.next(begin=False)[0] == (0, 0)
         looking.updates = 5
         pipeline.begin()
-        assert pipeline.next().block == (5, 1)
+        assert pipeline.next()[0] == (5, 1)
 
 
 @pytest.mark.parametrize("ahead", [0, 1])
@@ -133,7 +133,7 @@ def test_errors_come_after_the_blocks_before(ahead: int) -> None:
 
     pipeline = Pipeline(collect, lambda: 0, ahead=ahead, deadline=30.0)
     with pytest.raises(RuntimeError, match="simulator broke"), pipeline:
-        assert [pipeline.next().block[1] for _ in range(2)] == [0, 1]
+        assert [pipeline.next()[0][1] for _ in range(2)] == [0, 1]
         pipeline.next()
     if ahead:
         with pytest.raises(RuntimeError, match="simulator broke"), pipeline.paused():
@@ -155,4 +155,4 @@ def test_deadlines() -> None:
         with pytest.raises(WorkerError, match="not collected"), pipeline.paused():
             raise AssertionError
         release.set()
-        assert pipeline.next().block == (0, 0)  # late, not lost
+        assert pipeline.next()[0] == (0, 0)  # late, not lost
