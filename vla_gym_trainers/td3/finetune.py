@@ -177,7 +177,7 @@ class VLAFineTuner:
         x, reference = policy.normalizer(observations), reference_chunk(observations)
         action = policy.actor(x, reference, keep)
         q, _ = actor_values(policy, x, action, reference, self.config)
-        return losses.q_divisor(q, groups=tasks_of(observations))
+        return losses.q_divisor(q, tasks_of(observations))
 
     def _loss(
         self,
@@ -200,7 +200,7 @@ class VLAFineTuner:
         action = policy.actor(x, reference, keep)
         q, values = actor_values(policy, x.detach(), action, reference, self.config)
         loss, distance = losses.actor_loss(
-            q, action, near, policy.chunk_scale, self.config.bc_weight, divisor=divisor
+            q, action, near, policy.chunk_scale, self.config.bc_weight, divisor
         )
         loss = loss + self.config.anchor_weight * anchor.to(policy.device)
         return loss, {

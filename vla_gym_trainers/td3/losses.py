@@ -124,6 +124,9 @@ def pessimistic_value(q: Tensor, q_reference: Tensor, pessimism: float) -> Tenso
 def q_divisor(q: Tensor, groups: Tensor | None = None) -> Tensor:
     """Return what each row's value is divided by, ``max(mean_b |Q_b|, q_min)``.
 
+    With several tasks each has a divisor of its own, the mean over its rows: by a common one, a
+    task of seldom success would be held to the VLA many times as firmly as the others.
+
     Args:
         q: (B,) critic values; no gradient flows through the divisor.
         groups: (B,) int64 task of each row, over whose rows alone the mean is; None: one task.
@@ -147,17 +150,14 @@ def actor_loss(
     reference: Tensor,
     scale: Tensor,
     bc_weight: float | Tensor,
-    groups: Tensor | None = None,
-    divisor: Tensor | None = None,
+    divisor: Tensor,
 ) -> tuple[Tensor, Tensor]:
     """Return the actor's loss: climb Q, stay near the reference.
 
     ``L_pi = -mean_b [Q(x_b, a_b) / max(mean_b |Q(x_b, a_b)|, q_min)]``
     ``       + mean_b [beta_b ||a_b - a~_b||^2]``
     with ``a = mu(x, a~)``. The division (as in TD3+BC) makes ``beta`` independent of the size of Q;
-    its floor keeps a task without any success yet from being pure amplified noise. With several
-    tasks each has a divisor of its own, the mean over its rows: by a common one, a task of seldom
-    success would be held to the VLA many times as firmly as the others.
+    its floor keeps a task without any success yet from being pure amplified noise.
 
     Args:
         q: (B,) critic value of the actor's own chunk, with gradient to the actor.
@@ -165,15 +165,11 @@ def actor_loss(
         reference: (B, A) the VLA's chunks, or what was demonstrated.
         scale: (A,) natural size of each action dimension (see :func:`reference_distance`).
         bc_weight: ``beta`` >= 0, one for all rows or (B,).
-        groups: (B,) int64 task of each row; None: one task.
-        divisor: (B,) of the rows if they are a part of a batch, as :func:`q_divisor` gives it for
-            the whole; None: that of these rows.
+        divisor: (B,) of these rows, as :func:`q_divisor` gives it for the whole batch.
 
     Returns:
         The loss, a scalar, and the mean over the batch of the squared scaled distance.
     """
-    if divisor is None:
-        divisor = q_divisor(q, groups)
     distance = reference_distance(actions, reference, scale)
     held = (bc_weight * distance).mean()
     return held - (q / divisor).mean(), distance.mean().detach()

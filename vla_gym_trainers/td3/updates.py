@@ -133,9 +133,8 @@ def actor_step(
     q, values = actor_values(policy, x, action, reference, config)
     near, share = held_to(batch, reference, config.bc_beside_demos)
     beta = bc_weight * share
-    loss, distance = losses.actor_loss(
-        q, action, near, policy.chunk_scale, beta, groups=tasks_of(observations)
-    )
+    divisor = losses.q_divisor(q, tasks_of(observations))
+    loss, distance = losses.actor_loss(q, action, near, policy.chunk_scale, beta, divisor)
     policy.actor_optimizer.zero_grad(set_to_none=True)
     loss.backward()
     policy.actor_optimizer.step()

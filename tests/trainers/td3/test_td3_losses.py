@@ -75,27 +75,26 @@ def test_actor_loss_known_answer_and_gradient() -> None:
     # q = (0.2, 0.6): -mean / mean|q| = -1; distances (0.04, 0): mean 0.02; loss -1 + 0.5 * 0.02
     actions = torch.tensor([[0.2], [0.0]], requires_grad=True)
     q = actions[:, 0] + tensor(0.0, 0.6)
-    loss, distance = losses.actor_loss(q, actions, torch.zeros(2, 1), torch.ones(1), bc_weight=0.5)
+    both = q, actions, torch.zeros(2, 1), torch.ones(1)
+    divisor = losses.q_divisor(q)
+    loss, distance = losses.actor_loss(*both, bc_weight=0.5, divisor=divisor)
     assert loss.item() == pytest.approx(-0.99)
     assert distance.item() == pytest.approx(0.02)
     loss.backward()
     # d/da: -(1/2) / 0.4 from Q, and 0.5 * (1/2) * 2a from the distance
     torch.testing.assert_close(actions.grad, torch.tensor([[-1.25 + 0.1], [-1.25]]))
     # a beta for each row: -1 + (0.5 * 0.04 + 3 * 0) / 2
-    loss, distance = losses.actor_loss(
-        q, actions, torch.zeros(2, 1), torch.ones(1), tensor(0.5, 3.0)
-    )
+    loss, distance = losses.actor_loss(*both, tensor(0.5, 3.0), divisor)
     assert loss.item() == pytest.approx(-0.99)
-    loss, distance = losses.actor_loss(
-        q, actions, torch.zeros(2, 1), torch.ones(1), tensor(3.0, 0.5)
-    )
+    loss, distance = losses.actor_loss(*both, tensor(3.0, 0.5), divisor)
     assert (loss.item(), distance.item()) == pytest.approx((-0.94, 0.02))
 
 
 def test_actor_loss_floor_keeps_a_dead_critic_small() -> None:
     actions = torch.zeros(1, 1, requires_grad=True)
     q = actions[:, 0] * 1e-4
-    losses.actor_loss(q, actions, torch.zeros(1, 1), torch.ones(1), 0.1)[0].backward()
+    divisor = losses.q_divisor(q)
+    losses.actor_loss(q, actions, torch.zeros(1, 1), torch.ones(1), 0.1, divisor)[0].backward()
     assert actions.grad.item() == pytest.approx(-1e-4 / 0.02)
 
 
@@ -112,7 +111,7 @@ def test_actor_loss_gives_each_task_a_scale_of_its_own() -> None:
         actions.detach(),
         torch.ones(1),
         bc_weight=1.0,
-        groups=torch.tensor([7, 7, 3, 1]),
+        divisor=losses.q_divisor(actions[:, 0], torch.tensor([7, 7, 3, 1])),
     )
     assert loss.item() == pytest.approx(-0.875)
     loss.backward()

@@ -83,12 +83,12 @@ def batch_of(tasks: list[int]) -> dict[str, np.ndarray]:
 def test_batches_hold_tasks_alike_and_the_loss_tells_them_apart(monkeypatch) -> None:
     seen = []
 
-    def record(*args: Any, **kwargs: Any) -> Any:
-        seen.append(kwargs["groups"])
-        return actor_loss(*args, **kwargs)
+    def record(q: Any, groups: Any) -> Any:
+        seen.append(groups)
+        return q_divisor(q, groups)
 
-    actor_loss = losses.actor_loss
-    monkeypatch.setattr(losses, "actor_loss", record)
+    q_divisor = losses.q_divisor
+    monkeypatch.setattr(losses, "q_divisor", record)
     with closing(make_tasks(2)) as env:
         model = build_model(TD3RunConfig(task_ids=(1, 0), **TINY), env).learn(128)
     tasks = model.replay_buffer.sample(64).observations["task_id"]
