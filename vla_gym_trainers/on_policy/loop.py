@@ -253,13 +253,10 @@ class Loop:
         if not self.run.is_main:
             self.run.plan_checkpoint(steps)
             return
-        with self.run.new_checkpoint(steps, self.plain()) as folder:
-            self.write(folder)
-
-    def plain(self) -> dict[str, Any]:
-        """Return the part of a checkpoint that is plain data."""
         validation = None if self.validation is None else self.validation.state()
-        return {"progress": self.progress, "validation": validation}
+        state = {"progress": self.progress, "validation": validation}
+        with self.run.new_checkpoint(steps, state) as folder:
+            self.write(folder)
 
     def write(self, folder: Path) -> None:
         """Write the files of a checkpoint."""

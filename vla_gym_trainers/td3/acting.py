@@ -7,7 +7,7 @@ import copy
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -21,10 +21,7 @@ from vla_gym_trainers.rollout.collector import Collector, Stopwatch
 from vla_gym_trainers.runs.sb3_vec_env import envs_of
 from vla_gym_trainers.td3.algorithm_config import TD3Config
 from vla_gym_trainers.td3.exploration import ChunkNoise
-
-if TYPE_CHECKING:
-    from vla_gym_trainers.td3.policy import RLTokenPolicy
-
+from vla_gym_trainers.td3.policy import RLTokenPolicy
 
 #: Seconds for one block of chunks, after which collecting counts as hung. The vector environment's
 #: own deadlines, with restarts of its workers, are shorter.

@@ -6,19 +6,17 @@ import copy
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from vla_gym.files import replacing
 from vla_gym.rollout import Start
 from vla_gym.rollout.episodes import mean_success, success_by_task
+from vla_gym_trainers.evaluation.run_player import RunPlayer
 from vla_gym_trainers.runs.run_dir import RunDir
 from vla_gym_trainers.runs.torch_helpers import save_tensors
-
-if TYPE_CHECKING:
-    from vla_gym_trainers.evaluation.run_player import RunPlayer
-    from vla_gym_trainers.td3.algorithm import TD3BC
-    from vla_gym_trainers.td3.finetune import VLAFineTuner
-    from vla_gym_trainers.td3.policy import RLTokenPolicy
+from vla_gym_trainers.td3.algorithm import TD3BC
+from vla_gym_trainers.td3.finetune import VLAFineTuner
+from vla_gym_trainers.td3.policy import RLTokenPolicy
 
 
 @dataclass

@@ -28,7 +28,7 @@ from __future__ import annotations
 import copy
 from collections import defaultdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -52,13 +52,11 @@ from vla_gym_trainers.on_policy.student import (
 )
 from vla_gym_trainers.td3 import losses
 from vla_gym_trainers.td3.algorithm_config import TD3Config
+from vla_gym_trainers.td3.policy import RLTokenPolicy
+from vla_gym_trainers.td3.replay import ChunkReplayBuffer
+from vla_gym_trainers.td3.ring import ChunkReplaySamples
 from vla_gym_trainers.td3.stale import Side, renew
 from vla_gym_trainers.td3.updates import actor_values, kept_references, polyak, tasks_of
-
-if TYPE_CHECKING:
-    from vla_gym_trainers.td3.policy import RLTokenPolicy
-    from vla_gym_trainers.td3.replay import ChunkReplayBuffer
-    from vla_gym_trainers.td3.ring import ChunkReplaySamples
 
 #: Heads of the package's backends that the loss does not reach: no adapters for them.
 NOT_REACHED = ("token_head", "flow_head", "lm_head")

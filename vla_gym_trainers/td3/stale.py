@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import numpy as np
 
-if TYPE_CHECKING:
-    from vla_gym_trainers.td3.replay import ChunkReplayBuffer
+from vla_gym_trainers.td3.replay import ChunkReplayBuffer
 
 Side = Literal["obs", "next"]
 
