@@ -187,9 +187,8 @@ class TD3BC(TD3):
             return
         self._update_learning_rate([self.policy.actor_optimizer, self.policy.critic_optimizer])
         metrics: defaultdict[str, list[Tensor]] = defaultdict(list)
-        due = self.update_debt + gradient_steps * self.config.utd_ratio
-        steps, self.update_debt = divmod(due, 1.0)
         config = self.config.at(self.num_timesteps)
+        steps, self.update_debt = divmod(self.update_debt + gradient_steps * config.utd_ratio, 1.0)
         if self.task_sampler is not None:
             self.replay_buffer.task_weights = self.task_sampler.weights()
         gradient = self._gradient_steps(batch_size)
