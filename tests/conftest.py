@@ -36,6 +36,7 @@ import pytest  # noqa: E402
 
 from vla_gym.assets import resolve_asset_pack  # noqa: E402
 
+pytest_plugins = ("vector_fixtures",)
 # Kept between runs, apart from the user's own cache.
 TEST_CACHE = Path(
     os.environ.setdefault("VLA_GYM_CACHE", str(platformdirs.user_cache_path("vla-gym-tests")))

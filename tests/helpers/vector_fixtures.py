@@ -1,15 +1,12 @@
-"""Fixtures of the vector env's tests: ``pytest_plugins = ("vector_fixtures",)``."""
+"""Fixtures of the vector env's tests; they import late what not every place of tests has."""
 
 from __future__ import annotations
 
 import gc
 from pathlib import Path
 
-import psutil
 import pytest
 from stub_envs import Fault
-from vector_processes import children_of, descriptors, memfd_maps, wait_until
-from vector_reference import stub_vecs
 
 from vla_gym.vector.processes.client import ProcessServer
 
@@ -53,6 +50,9 @@ def warm_server():
 @pytest.fixture
 def nothing_stays(stub_server):
     """After each test: no worker, no descriptor, no shared block more than before it."""
+    import psutil
+    from vector_processes import children_of, descriptors, memfd_maps, wait_until
+
     gc.collect()
     pid = stub_server.current().pid
     before = children_of(pid), len(descriptors()), memfd_maps(), psutil.Process(pid).num_fds()
@@ -73,6 +73,8 @@ def nothing_stays(stub_server):
 @pytest.fixture
 def make_vec(nothing_stays):
     """Make stub vector envs that are closed after the test."""
+    from vector_reference import stub_vecs
+
     with stub_vecs() as make:
         yield make
 

@@ -42,8 +42,6 @@ from vla_gym.rollout.policies import RandomPolicy
 from vla_gym.variation import VARIATION_WIDTH
 from vla_gym.vector import LiberoVectorEnv
 
-pytest_plugins = ("vector_fixtures",)
-
 
 class VariedStub(StubEnv):
     """A stub; every other one has the infos of a varied scene and of a staged reward."""

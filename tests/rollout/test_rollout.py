@@ -41,7 +41,6 @@ from vla_gym_trainers.evaluation.command import run_eval
 from vla_gym_trainers.evaluation.config import EvalConfig
 from vla_gym_trainers.evaluation.trained import load_trained
 
-pytest_plugins = ("vector_fixtures",)
 pytestmark = pytest.mark.usefixtures("warm_server")
 
 # Two instructions of different length, states that succeed soon and ones that do not.

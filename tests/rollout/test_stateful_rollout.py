@@ -18,7 +18,6 @@ from vla_gym.rollout.vla_policy import VLAPolicy
 from vla_gym.vla import load
 from vla_gym_trainers.evaluation.actor_policy import ActorPolicy
 
-pytest_plugins = ("vector_fixtures",)
 pytestmark = pytest.mark.usefixtures("warm_server")
 
 # Two instructions, and more episodes than environments, so that each begins several.

@@ -41,7 +41,6 @@ from vla_gym.variation.drawn import CLUTTER_KINDS, PARTS, part, plain_vector
 from vla_gym.vector import LiberoVectorEnv
 from vla_gym_trainers.evaluation.play import PlayConfig, play_video
 
-pytest_plugins = ("vector_fixtures",)
 pytestmark = pytest.mark.usefixtures("warm_server")
 
 SMALL = {"image_size": 64, "chunk_len": 4, "max_control_steps": 6}

@@ -33,7 +33,6 @@ from vla_gym.remote.vector_env import RemoteVectorEnv
 from vla_gym.vector import LiberoVectorEnv
 from vla_gym.wrappers.make import make_libero_vla_vec
 
-pytest_plugins = ("vector_fixtures",)
 pytestmark = pytest.mark.usefixtures("warm_server")
 
 NUM_ENVS = 4

@@ -37,7 +37,6 @@ from vla_gym.suites.libero.tasks import scene_of
 from vla_gym.vector.processes.client import EXIT_S, ProcessServer, ServerDied, WorkerProcess
 from vla_gym.vector.processes.server import pickle_error
 
-pytest_plugins = ("vector_fixtures",)
 without_gpu = pytest.mark.skipif(painter.has_gpu(), reason="its contexts are not inherited")
 ROOT = Path(__file__).resolve().parents[2]
 PRELOADED_TASKS = [("goal", 7), ("goal", 8)]

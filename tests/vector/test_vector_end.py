@@ -37,7 +37,6 @@ from vla_gym.vector import LiberoVectorEnv
 from vla_gym.vector.process_pool import ProcessPool
 from vla_gym.vector.runner import Runner
 
-pytest_plugins = ("vector_fixtures",)
 pytestmark = pytest.mark.usefixtures("nothing_stays")
 
 

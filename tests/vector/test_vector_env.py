@@ -23,7 +23,6 @@ from vector_reference import (
 from vla_gym.errors import ConfigError
 from vla_gym.vector import LiberoVectorEnv
 
-pytest_plugins = ("vector_fixtures",)
 pytestmark = pytest.mark.usefixtures("nothing_stays")
 
 

@@ -36,7 +36,6 @@ STATE_ONLY = {**IMAGES, "cameras": ()}
 #: Each env its own list.
 TASKS = [[7, 8], [0, 3, 5], [1], [2, 9]]
 
-pytest_plugins = ("vector_fixtures",)
 pytestmark = pytest.mark.usefixtures("warm_server")
 
 #: The others run with the slow tests; tests on stubs have them all.

@@ -16,7 +16,6 @@ from vla_gym.errors import ConfigError, WorkerRestartWarning
 from vla_gym.vector import LiberoVectorEnv
 from vla_gym.wrappers.vector import History
 
-pytest_plugins = ("vector_fixtures",)
 ACTIONS = np.zeros((4, 3), np.float32)
 
 

@@ -25,7 +25,6 @@ from vector_reference import (
 
 from vla_gym.errors import WorkerError, WorkerRestartWarning
 
-pytest_plugins = ("vector_fixtures",)
 pytestmark = pytest.mark.usefixtures("nothing_stays")
 #: The ways to fail, and what the warning says.
 FAULTS = {**CRASHES, "SIGSTOP": f"no progress for {HANG_S:g} s"}

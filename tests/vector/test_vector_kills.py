@@ -27,7 +27,6 @@ from vector_reference import (
 
 from vla_gym.errors import WorkerRestartWarning
 
-pytest_plugins = ("vector_fixtures",)
 pytestmark = pytest.mark.usefixtures("nothing_stays")
 
 

@@ -25,7 +25,6 @@ from vla_gym.wrappers.vector import FrozenVLAObservation as VectorFrozenVLAObser
 SEED, SIZE = 5, 64
 ACTION = np.zeros((2, 7), np.float32)
 
-pytest_plugins = ("vector_fixtures",)
 pytestmark = pytest.mark.usefixtures("warm_server")
 
 

@@ -20,7 +20,6 @@ from vector_reference import (
 from vla_gym.errors import UnknownTaskError, WorkerError, WorkerRestartWarning
 from vla_gym.vector import LiberoVectorEnv
 
-pytest_plugins = ("vector_fixtures",)
 pytestmark = pytest.mark.usefixtures("nothing_stays")
 
 

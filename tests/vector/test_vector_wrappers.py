@@ -25,7 +25,6 @@ from vla_gym.wrappers.make import make_libero_vla_vec
 from vla_gym.wrappers.vector import FrozenVLAObservation as VectorFrozenVLAObservation
 from vla_gym.wrappers.vector import History as VectorHistory
 
-pytest_plugins = ("vector_fixtures",)
 pytestmark = pytest.mark.usefixtures("warm_server")
 
 

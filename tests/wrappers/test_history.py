@@ -39,7 +39,6 @@ from vla_gym.errors import ConfigError, WorkerRestartWarning
 from vla_gym.wrappers import ActionChunk, History
 from vla_gym.wrappers.vector import History as VectorHistory
 
-pytest_plugins = ("vector_fixtures",)
 LENGTH = 3
 #: Of envs 0 to 3; the last one again after that. Longer than what a history reaches back.
 SCRIPTS = {

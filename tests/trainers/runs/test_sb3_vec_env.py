@@ -21,7 +21,6 @@ from trees import assert_same
 from vla_gym.errors import ConfigError, WorkerRestartWarning
 from vla_gym_trainers.runs.sb3_vec_env import make_sb3_vec_env, sb3_vec_env
 
-pytest_plugins = ("vector_fixtures",)
 pytestmark = pytest.mark.usefixtures("warm_server")
 
 SAME_STEP = AutoresetMode.SAME_STEP

@@ -29,7 +29,6 @@ from vla_gym_trainers.world_model.protocol import WORLD_MEMORY
 from vla_gym_trainers.world_model.wrapper import WorldModelObservation
 
 cloudpickle.register_pickle_by_value(picture_env)
-pytest_plugins = ("vector_fixtures",)
 pytestmark = pytest.mark.usefixtures("warm_server")
 WEIGHTS = {
     "task": 1.0,
