@@ -89,6 +89,10 @@ def stacked() -> dict[str, Any]:
     return found | {"wrapper": lambda envs: found["wrapper"](History(envs, 3))}
 
 
+def own_infos() -> dict[str, Any]:
+    return history() | {"wrapper": OwnInfos}
+
+
 by_wrapper = pytest.mark.parametrize("given", [world_model, stacked])
 
 
@@ -131,7 +135,7 @@ def play(envs: Any, mode: Any, steps: range) -> list[Any]:
 
 
 @by_mode
-@by_wrapper
+@pytest.mark.parametrize("given", [world_model, stacked, own_infos])
 def test_lock_step_with_resets_inside_episodes(make_both, given, mode):
     played = []
     for envs in make_both(given, mode):
@@ -170,14 +174,6 @@ def test_states_go_on_in_any_part(make_both, given, mode):
         shown = [envs.set_state(states, [0, 1, 3])]
         played.append([*shown, *play(envs, mode, range(6, 12))])
     assert_same(*played)
-
-
-@by_mode
-def test_infos_that_a_wrapper_changes_arrive(make_both, mode):
-    played = []
-    for envs in make_both(lambda: history() | {"wrapper": OwnInfos}, mode):
-        played.append([envs.reset(seed=5), *play(envs, mode, range(14))])
-    assert_same(played[1], played[0])
 
 
 @pytest.mark.parametrize("lock_step", [True, False])
