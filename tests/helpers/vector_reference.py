@@ -21,15 +21,11 @@ from trees import assert_same
 
 from vla_gym.vector import LiberoVectorEnv
 
-NEXT_STEP, SAME_STEP, DISABLED = (
-    AutoresetMode.NEXT_STEP,
-    AutoresetMode.SAME_STEP,
-    AutoresetMode.DISABLED,
-)
-MODES = (NEXT_STEP, SAME_STEP, DISABLED)
+MODES = NEXT_STEP, SAME_STEP, DISABLED = tuple(AutoresetMode)
 #: In this process; with workers, of which the first of three envs has two.
 by_workers = pytest.mark.parametrize("workers", [0, 2])
 by_mode = pytest.mark.parametrize("mode", MODES, ids=lambda mode: mode.name)
+by_autoreset = pytest.mark.parametrize("mode", MODES[:2], ids=lambda mode: mode.name)
 #: For workers that hang: a wait of this length is part of the test.
 HANG_S = 3.0
 #: What goes wrong in an environment, and what the warning says about it.

@@ -14,7 +14,7 @@ from on_policy_toys import tiny_vla
 from picture_env import Pictures
 from stub_envs import stub_factory
 from trees import assert_same
-from vector_reference import DISABLED, NEXT_STEP, SAME_STEP, by_mode
+from vector_reference import DISABLED, NEXT_STEP, by_autoreset, by_mode
 from world_model_toys import toy_model
 
 from vla_gym.errors import ConfigError, WorkerError
@@ -143,7 +143,7 @@ def test_lock_step_with_resets_inside_episodes(make_both, given, mode):
     assert_same(*played)
 
 
-@pytest.mark.parametrize("mode", [NEXT_STEP, SAME_STEP])
+@by_autoreset
 @by_wrapper
 def test_send_and_recv_with_resets_inside_episodes(make_both, given, mode):
     played = []

@@ -26,6 +26,7 @@ from vector_reference import (
     SAME_STEP,
     advance,
     assert_same,
+    by_autoreset,
     by_mode,
     follow,
     follower,
@@ -80,7 +81,7 @@ def test_groups_and_whoever_is_done_equal_single_environments(make_vec, mode):
     play_whoever_is_done(envs, follower(8, 9, mode, rich_info=True), seed=9, turns=20)
 
 
-@pytest.mark.parametrize("mode", [NEXT_STEP, SAME_STEP], ids=lambda mode: mode.name)
+@by_autoreset
 def test_infos_of_varied_scenes_are_those_without_parts(mode):
     played = []
     for make in (LiberoVectorEnv, partial(RemoteVectorEnv, hosts=ThreadHosts(2))):
@@ -189,7 +190,7 @@ def test_a_lost_part_is_a_lost_worker(make_vec, mode):
     assert expected.lost == [0, 0, 0, 1, 1, 1, 0, 0]
 
 
-@pytest.mark.parametrize("mode", [NEXT_STEP, SAME_STEP], ids=lambda mode: mode.name)
+@by_autoreset
 def test_a_lost_step_has_the_infos_of_the_last_observation(mode):
     hosts = BreakableHosts(2)
     factory = partial(VariedStub, script=[(9, LIMIT)])

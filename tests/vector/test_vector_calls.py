@@ -11,8 +11,8 @@ from trees import assert_same
 from vector_reference import (
     DISABLED,
     NEXT_STEP,
-    SAME_STEP,
     advance,
+    by_autoreset,
     by_mode,
     by_workers,
     follow,
@@ -148,7 +148,7 @@ def test_envs_must_share_their_spaces():
 
 
 @by_workers
-@pytest.mark.parametrize("mode", [NEXT_STEP, SAME_STEP], ids=lambda mode: mode.name)
+@by_autoreset
 def test_send_and_recv_give_the_episodes_of_step(make_vec, mode, workers):
     envs = make_vec(4, workers=workers, autoreset_mode=mode)
     expected = follower(4, 50, mode)

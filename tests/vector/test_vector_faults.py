@@ -16,6 +16,7 @@ from vector_reference import (
     NEXT_STEP,
     SAME_STEP,
     advance,
+    by_autoreset,
     by_mode,
     check_cells,
     follower,
@@ -176,7 +177,7 @@ def test_a_killed_step_shows_nothing_of_itself(make_vec, tmp_path, mode, mate_is
 # Asynchronous use
 
 
-@pytest.mark.parametrize("mode", [NEXT_STEP, SAME_STEP], ids=lambda mode: mode.name)
+@by_autoreset
 def test_death_while_some_envs_of_the_worker_wait(make_vec, tmp_path, mode):
     """Env 0 is done and received when env 1 dies with their worker: env 0 loses its next step."""
     gate = Gate(str(tmp_path / "gate"), step=2)
@@ -236,7 +237,7 @@ def test_death_in_a_call(make_vec):
     advance(envs, expected, 8)
 
 
-@pytest.mark.parametrize("mode", [NEXT_STEP, SAME_STEP], ids=lambda mode: mode.name)
+@by_autoreset
 def test_death_right_after_set_state(make_vec, mode):
     """The lost step is one of the restored episode: its infos are, too, not of the one before."""
     envs = make_vec(4, script=[(6, LIMIT)], autoreset_mode=mode)
@@ -263,7 +264,7 @@ def test_death_right_after_set_state(make_vec, mode):
         assert info["elapsed_steps"] == 8
 
 
-@pytest.mark.parametrize("mode", [NEXT_STEP, SAME_STEP], ids=lambda mode: mode.name)
+@by_autoreset
 def test_states_of_a_worker_that_has_died_are_those_of_the_next_episodes(make_vec, mode):
     """So a checkpoint can be written at any moment, and what goes on from it begins them."""
     envs = make_vec(4, script=[(6, LIMIT)], autoreset_mode=mode)

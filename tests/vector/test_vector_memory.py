@@ -15,7 +15,7 @@ from memory_vla import GRUVLA, STATE
 from on_policy_toys import tiny_vla
 from picture_env import PictureEnv
 from trees import assert_same
-from vector_reference import DISABLED, MODES, NEXT_STEP, SAME_STEP, play_alike, rows
+from vector_reference import DISABLED, NEXT_STEP, SAME_STEP, by_autoreset, by_mode, play_alike, rows
 
 from vla_gym.errors import ConfigError, WorkerRestartWarning
 from vla_gym.vector import LiberoVectorEnv
@@ -49,7 +49,7 @@ def make_vector(mode: AutoresetMode, num_envs: int = 3, workers: int = 0, length
     return VectorFrozenVLAObservation(envs, make_vla(), rl_token=None)
 
 
-@pytest.mark.parametrize("mode", MODES)
+@by_mode
 def test_each_environment_remembers_as_a_single_one(mode):
     """Over several episodes, final observations included."""
     envs = make_vector(mode)
@@ -64,7 +64,7 @@ def test_each_environment_remembers_as_a_single_one(mode):
     envs.close()
 
 
-@pytest.mark.parametrize("mode", [NEXT_STEP, SAME_STEP])
+@by_autoreset
 def test_send_and_recv_go_on_with_the_rows_that_are_returned(mode):
     envs = make_vector(mode, num_envs=3, length=3)
     envs.reset_send(seed=SEED)
@@ -91,7 +91,7 @@ def test_send_and_recv_go_on_with_the_rows_that_are_returned(mode):
     envs.close()
 
 
-@pytest.mark.parametrize("mode", MODES)
+@by_mode
 def test_a_worker_that_died_begins_anew(mode):
     envs = make_vector(mode, num_envs=2, workers=2, length=9)
     memory = envs.features.memory
@@ -133,7 +133,7 @@ class Failing(PictureEnv):
         return super()._info() | {"elapsed_steps": self.t}
 
 
-@pytest.mark.parametrize("mode", [NEXT_STEP, SAME_STEP])
+@by_autoreset
 def test_an_error_in_a_step_ends_the_episode(mode):
     """The next step resets the environment, of which nothing was said before."""
     envs = LiberoVectorEnv(

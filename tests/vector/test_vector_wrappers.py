@@ -13,7 +13,7 @@ from gymnasium import spaces
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 from picture_env import PictureEnv, QuietEnv, StagedEnv
 from trees import assert_same
-from vector_reference import DISABLED, NEXT_STEP, SAME_STEP, play_alike
+from vector_reference import DISABLED, NEXT_STEP, SAME_STEP, by_autoreset, play_alike
 from world_model_toys import TellingVLA
 
 from vla_gym.errors import ConfigError
@@ -80,7 +80,7 @@ def make_vector(
 
 @pytest.mark.parametrize("workers", [None, 2])
 @pytest.mark.parametrize("keep_images", [False, True])
-@pytest.mark.parametrize("mode", [NEXT_STEP, SAME_STEP])
+@by_autoreset
 def test_equals_gymnasiums_vector_of_single_wrappers(mode, keep_images, workers):
     """Every array, dtype, mask and final observation, also after the inner arrays changed."""
     envs = make_vector(mode, keep_images=keep_images, env=StagedEnv, workers=workers)
@@ -123,7 +123,7 @@ class Notes(gym.Wrapper):
 
 
 @pytest.mark.parametrize("keep_images", [False, True])
-@pytest.mark.parametrize("mode", [NEXT_STEP, SAME_STEP])
+@by_autoreset
 def test_passes_on_what_it_does_not_know(mode, keep_images):
     """The histories below it, and any other key; final observations included."""
 
@@ -233,7 +233,7 @@ def test_reaches_the_wrapped_environment_through_the_wrapper(workers):
     envs.close()
 
 
-@pytest.mark.parametrize("mode", [NEXT_STEP, SAME_STEP])
+@by_autoreset
 def test_recv_converts_the_rows_that_it_returns(mode):
     """What each environment shows does not depend on who steps when, and each is inferred once."""
     envs = make_vector(mode, 5, workers=2, env=QuietEnv)

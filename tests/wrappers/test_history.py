@@ -26,6 +26,7 @@ from vector_reference import (
     SAME_STEP,
     advance,
     assert_same,
+    by_autoreset,
     by_mode,
     follow,
     follower,
@@ -163,7 +164,7 @@ def test_a_killed_worker(make, once, way, mode):
 
 
 @by_way
-@pytest.mark.parametrize("mode", [NEXT_STEP, SAME_STEP])
+@by_autoreset
 def test_rows_out_of_step(make, way, mode):
     """Each environment is sent on by itself, and is not always among the first."""
     envs = make(way, 4, {**SCRIPTS, 3: {"delay": 0.003, **SCRIPTS[3]}}, autoreset_mode=mode)
@@ -306,7 +307,7 @@ def test_a_state_whose_episode_is_over_goes_on_in_another_mode(make, way, mode, 
 
 
 @by_way
-@pytest.mark.parametrize("mode", [NEXT_STEP, SAME_STEP])
+@by_autoreset
 def test_an_episode_that_an_error_ended(make, way, mode):
     """The next step resets the environment, of which nothing was said before."""
     faults = [Fault("error", step=3)]
@@ -377,7 +378,7 @@ def test_nothing_that_was_returned_changes(make):
     assert not any(np.shares_memory(obs["image_history"], array) for array in table.values())
 
 
-@pytest.mark.parametrize("mode", [NEXT_STEP, SAME_STEP])
+@by_autoreset
 def test_gymnasiums_own_vector(mode):
     def stub(i):
         return StubEnv(i, **SCRIPTS[i])

@@ -10,7 +10,7 @@ import pytest
 from gymnasium import spaces
 from gymnasium.utils.env_checker import check_env
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
-from vector_reference import MODES, play_alike
+from vector_reference import by_mode, play_alike
 
 import vla_gym  # noqa: F401  (registers the ids)
 from vla_gym.errors import ConfigError, InvalidActionError
@@ -115,7 +115,7 @@ def test_dict_with_chosen_keys_keeps_order_and_actions():
 
 
 @pytest.mark.parametrize("ours", [True, False])
-@pytest.mark.parametrize("mode", MODES)
+@by_mode
 def test_rows_are_those_of_single_environments(mode, ours):
     kwargs = {"obs_keys": ("bits", "kind", "grid"), "string_infos": False}
     envs = make_vector(mode, ours, **kwargs)
