@@ -104,8 +104,7 @@ def test_a_worker_that_died_begins_anew(mode):
     assert truncations.tolist() == [False, True]
     # It ends at the frame that was seen before: the VLA does not see it a second time.
     final = infos["final_obs"][1] if mode is SAME_STEP else rows(obs, 1)
-    for key, value in last.items():
-        np.testing.assert_array_equal(final[key], value[1], err_msg=key)
+    assert_same(final, rows(last, 1))
     if mode is not SAME_STEP:
         np.testing.assert_array_equal(memory.save(1)["h"], before["h"])
     if mode is NEXT_STEP:
@@ -191,11 +190,7 @@ def test_a_saved_state_goes_on_bit_for_bit(steps):
     calls.infer_with_state = None  # nothing is looked at: it could only be looked at otherwise
     restored = others.set_state([states[1], states[0]], [0, 2])
     del calls.infer_with_state
-    order = [2, 0]
-    mine = played(others, restored, 4)
-    for its, new in zip(expected, mine, strict=True):
-        for key, value in its.items():
-            np.testing.assert_array_equal(new[key][order], value, err_msg=key)
+    assert_same([rows(look, [2, 0]) for look in played(others, restored, 4)], expected)
     assert 1 in [look["frames"][0] for look in expected[2::2]]  # an episode began meanwhile
     others.close()
 
@@ -208,8 +203,7 @@ def test_the_single_environments_state_goes_on_bit_for_bit():
     other.reset(seed=50)
     again = other.get_wrapper_attr("set_state")(state)
     for _ in range(2):
-        for key, value in obs.items():
-            np.testing.assert_array_equal(again[key], value, err_msg=key)
+        assert_same(again, obs)
         obs, *_ = env.step(obs["vla_action"])
         again, *_ = other.step(again["vla_action"])
     env.close()
@@ -235,9 +229,7 @@ def test_states_with_and_without_a_memory():
     np.testing.assert_array_equal(envs.features.memory.save(0)["h"], before["h"])
     # A VLA without a state takes both, and looks at the frame.
     expected = plain.set_state(states)
-    got = plain.set_state(remembering)
-    for key, value in expected.items():
-        np.testing.assert_array_equal(got[key], value, err_msg=key)
+    assert_same(plain.set_state(remembering), expected)
     envs.close()
     plain.close()
 
