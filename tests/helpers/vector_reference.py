@@ -304,6 +304,14 @@ def follower(num_envs, seed, mode, per_env=None, *, keep=True, **kwargs):
     return Follower(references, mode)
 
 
+def begin(envs, seed, per_env=None, **kwargs):
+    """Reset vector envs of stubs; return their references, which have begun as well."""
+    mode = envs.metadata["autoreset_mode"]
+    expected = follower(envs.num_envs, seed, mode, per_env, **kwargs)
+    expected.check_reset(envs.reset(seed=seed))
+    return expected
+
+
 def reset_due(envs, expected):
     """Reset what has ended, where DISABLED leaves that to the caller; restarts may be noted."""
     if expected.mode == DISABLED and any(expected.due):

@@ -26,6 +26,7 @@ from vector_reference import (
     SAME_STEP,
     advance,
     assert_same,
+    begin,
     by_autoreset,
     by_mode,
     follow,
@@ -102,8 +103,7 @@ def test_one_part_and_more_parts_than_environments(make_vec):
 def test_a_slow_environment_holds_up_nobody_else(make_vec, tmp_path):
     gate = Gate(str(tmp_path / "open"))
     envs = make_vec(6, ThreadHosts(2), {0: {"gates": [gate]}}, workers=3, script=[(9, LIMIT)])
-    expected = follower(6, 4, NEXT_STEP, script=[(9, LIMIT)])
-    expected.check_reset(envs.reset(seed=4))
+    expected = begin(envs, 4, script=[(9, LIMIT)])
     envs.send(expected.actions(), np.arange(6))
     for _ in range(3):  # the others go on, its mates in the same part too
         result = envs.recv(min_envs=5, timeout=20)
@@ -180,8 +180,7 @@ def test_a_lost_part_is_a_lost_worker(make_vec, mode):
     script = [(3, LIMIT), (5, LIMIT)]
     hosts = BreakableHosts(3)
     envs = make_vec(8, hosts, autoreset_mode=mode, script=script)
-    expected = follower(8, 3, mode, script=script)
-    expected.check_reset(envs.reset(seed=3))
+    expected = begin(envs, 3, script=script)
     advance(envs, expected)
     hosts.shards[1].lose()
     with pytest.warns(WorkerRestartWarning, match="environments 3 .*4 .*5 .*LostPart"):
@@ -222,8 +221,7 @@ def test_a_restart_that_is_told_as_an_error_drops_no_other(make_vec):
 def test_a_part_lost_while_some_are_sent(make_vec):
     hosts = BreakableHosts(2)
     envs = make_vec(4, hosts, script=[(9, LIMIT)])
-    expected = follower(4, 3, NEXT_STEP, script=[(9, LIMIT)])
-    expected.check_reset(envs.reset(seed=3))
+    expected = begin(envs, 3, script=[(9, LIMIT)])
     envs.send(expected.actions([0, 2]), [0, 2])
     hosts.shards[1].lose()
     with pytest.warns(WorkerRestartWarning):
@@ -238,8 +236,7 @@ def test_a_part_lost_while_some_are_sent(make_vec):
 def test_a_part_is_placed_until_it_comes_up(make_vec):
     hosts = BreakableHosts(2)
     envs = make_vec(4, hosts, autoreset_mode=SAME_STEP, script=[(9, LIMIT)])
-    expected = follower(4, 3, SAME_STEP, script=[(9, LIMIT)])
-    expected.check_reset(envs.reset(seed=3))
+    expected = begin(envs, 3, script=[(9, LIMIT)])
     hosts.dead_on_arrival = 2
     hosts.shards[0].lose()
     with pytest.warns(WorkerRestartWarning) as told:
@@ -255,8 +252,7 @@ def test_a_part_that_never_comes_up_or_falls_silent(make_vec):
     assert hosts.closed == 1
     hosts = BreakableHosts(2)
     envs = make_vec(2, hosts, start_timeout=1.0, step_timeout=0.5, script=[(9, LIMIT)])
-    expected = follower(2, 3, NEXT_STEP, script=[(9, LIMIT)])
-    expected.check_reset(envs.reset(seed=3))
+    expected = begin(envs, 3, script=[(9, LIMIT)])
     hosts.shards[0].silent = True
     with pytest.warns(WorkerRestartWarning, match="did not answer in 1.5 s"):
         advance(envs, expected, 3, lost=[0])
@@ -283,8 +279,7 @@ def test_a_worker_that_dies_in_a_part(make_vec, once, stub_server, mode):
     stubs = {4: {"faults": [once("SIGKILL", step=2)]}}
     script = [(3, LIMIT), (4, LIMIT)]
     envs = make_vec(6, ThreadHosts(2), stubs, autoreset_mode=mode, script=script, workers=3)
-    expected = follower(6, 3, mode, script=script)
-    expected.check_reset(envs.reset(seed=3))
+    expected = begin(envs, 3, script=script)
     advance(envs, expected)
     with pytest.warns(WorkerRestartWarning, match=r"environments 4 \(.*SIGKILL"):
         result = envs.step(expected.actions())
@@ -323,8 +318,7 @@ def test_errors_of_the_package_are_raised_here(make_vec):
     envs.step(np.zeros((4, 3), np.float32))
     with pytest.raises(ConfigError, match="stub error in step"):
         envs.step(np.zeros((4, 3), np.float32))
-    expected = follower(4, 8, NEXT_STEP, script=[(9, LIMIT)])
-    expected.check_reset(envs.reset(seed=8))
+    expected = begin(envs, 8, script=[(9, LIMIT)])
     envs.send(expected.actions([3]), [3])
     expected.check_step(envs.recv(), ids=[3])
     envs.send(expected.actions([0, 3]), [0, 3])

@@ -17,7 +17,7 @@ from remote_play import play_groups, play_whoever_is_done
 from stub_envs import LIMIT, stub_factory
 from trees import assert_same
 from vector_processes import MARKER, alive, marked, new_marker, wait_until
-from vector_reference import NEXT_STEP, SAME_STEP, advance, by_mode, follow, follower, stub_vecs
+from vector_reference import SAME_STEP, advance, begin, by_mode, follow, follower, stub_vecs
 
 from vla_gym.errors import ConfigError, WorkerError, WorkerRestartWarning
 from vla_gym.remote.vector_env import RemoteVectorEnv
@@ -133,8 +133,7 @@ def test_eight_over_three_nodes_equal_single_environments(make_vec, mode):
 def test_a_killed_actor_is_a_lost_worker(make_vec, mode):
     script = [(4, LIMIT), (5, LIMIT)]
     envs = make_vec(6, autoreset_mode=mode, script=script, workers=0)
-    expected = follower(6, 3, mode, script=script)
-    expected.check_reset(envs.reset(seed=3))
+    expected = begin(envs, 3, script=script)
     advance(envs, expected)
     os.kill(envs.call("pid")[2], signal.SIGKILL)
     with pytest.warns(WorkerRestartWarning, match="environments 2 .*3 "):
@@ -182,8 +181,7 @@ def test_states_of_a_simulation_come_back(cluster):
 def test_a_killed_node_truncates_its_environments_alone(cluster, make_vec):
     script = [(6, LIMIT)]
     envs = make_vec(8, autoreset_mode=SAME_STEP, script=script)
-    expected = follower(8, 3, SAME_STEP, script=script)
-    expected.check_reset(envs.reset(seed=3))
+    expected = begin(envs, 3, script=script)
     advance(envs, expected, 2)
     pids = envs.call("pid")
     cluster.remove_node(node_of(cluster, envs, 1), allow_graceful=False)
@@ -208,8 +206,7 @@ def test_it_waits_for_a_node_to_join(cluster, make_vec):
         time.sleep(1)
         add_node(cluster)
         envs = made.result(60)
-    expected = follower(2, 1, NEXT_STEP, script=[(9, LIMIT)])
-    expected.check_reset(envs.reset(seed=1))
+    expected = begin(envs, 1, script=[(9, LIMIT)])
     pid = envs.call("pid")[0]
     cluster.remove_node(node_of(cluster, envs, 0), allow_graceful=False)
     wait_until(lambda: not alive(pid), "the end of the lost node's worker", 60)

@@ -12,6 +12,7 @@ from vector_reference import (
     DISABLED,
     NEXT_STEP,
     advance,
+    begin,
     by_autoreset,
     by_mode,
     by_workers,
@@ -34,8 +35,7 @@ pytestmark = pytest.mark.usefixtures("nothing_stays")
 def test_disabled_refuses_to_step_an_ended_env(make_vec, workers):
     script, own = {"script": [(3, LIMIT)]}, {2: {"script": [(1, LIMIT)]}}
     envs = make_vec(3, own, workers=workers, autoreset_mode=DISABLED, **script)
-    expected = follower(3, 4, DISABLED, own, **script)
-    expected.check_reset(envs.reset(seed=4))
+    expected = begin(envs, 4, own, **script)
     expected.check_step(envs.step(expected.actions()))
     with pytest.raises((gym.error.ResetNeeded, VlaGymError), match="2"):
         envs.step(np.zeros((3, 3), np.float32))
@@ -66,8 +66,7 @@ def test_bad_actions_are_refused_before_anything_moves(make_vec, workers):
 
 def test_calls_in_the_wrong_order(make_vec):
     envs = make_vec(2, stub_factory(script=[(9, LIMIT)]), workers=1)
-    expected = follower(2, 0, NEXT_STEP, script=[(9, LIMIT)])
-    expected.check_reset(envs.reset(seed=0))
+    expected = begin(envs, 0, script=[(9, LIMIT)])
     with pytest.raises(gym.error.NoAsyncCallError):
         envs.step_wait()
     envs.step_async(expected.actions())
@@ -181,8 +180,7 @@ def test_recv_returns_the_fast_ones_while_a_slow_one_works(make_vec, tmp_path):
     script = {"script": [(30, LIMIT)]}
     factory = stub_factory({2: {"gates": [gate]}}, **script)
     envs = make_vec(3, factory, workers=3)
-    expected = follower(3, 0, NEXT_STEP, **script)
-    expected.check_reset(envs.reset(seed=0))
+    expected = begin(envs, 0, **script)
     envs.send(expected.actions(), [0, 1, 2])
     expected.check_step(envs.recv(min_envs=2), ids=[0, 1])
     for _ in range(5):
@@ -199,8 +197,7 @@ def test_step_wait_may_be_asked_again_after_a_timeout(make_vec, tmp_path):
     gate = Gate(str(tmp_path / "open"))
     script = {"script": [(30, LIMIT)]}
     envs = make_vec(2, stub_factory({1: {"gates": [gate]}}, **script), workers=2)
-    expected = follower(2, 0, NEXT_STEP, **script)
-    expected.check_reset(envs.reset(seed=0))
+    expected = begin(envs, 0, **script)
     envs.step_async(expected.actions())
     with pytest.raises(TimeoutError):
         envs.step_wait(timeout=0.05)
@@ -211,8 +208,7 @@ def test_step_wait_may_be_asked_again_after_a_timeout(make_vec, tmp_path):
 
 def test_a_masked_reset_and_a_step_may_be_sent_together(make_vec):
     envs = make_vec(4, workers=2, autoreset_mode=DISABLED)
-    expected = follower(4, 9, DISABLED)
-    expected.check_reset(envs.reset(seed=9))
+    expected = begin(envs, 9)
     for _ in range(12):
         due = np.flatnonzero(expected.due).tolist()
         ready = sorted(set(range(4)) - set(due))
@@ -300,8 +296,7 @@ def test_call_get_attr_set_attr_and_render(make_vec, workers):
 def test_states_move_between_envs_and_bring_their_future(make_vec, mode, workers):
     script = {"script": [(4, LIMIT), (2, SUCCESS), (3, LIMIT)]}
     envs = make_vec(3, stub_factory(**script), workers=workers, autoreset_mode=mode)
-    expected = follower(3, 60, mode, **script)
-    expected.check_reset(envs.reset(seed=60))
+    expected = begin(envs, 60, **script)
     advance(envs, expected, 2)
     states = pickle.loads(pickle.dumps(envs.get_state()))
     assert len(states) == 3 and len(envs.get_state([2])) == 1
@@ -345,8 +340,7 @@ def test_errors_of_the_package_are_raised_and_restart_nothing(
     script = {"script": [(2, LIMIT)]}
     envs = make_vec(3, stub_factory({1: {"faults": [fault]}}, **script), workers=workers)
     pids = envs.worker_pids
-    expected = follower(3, 0, NEXT_STEP, **script)
-    expected.check_reset(envs.reset(seed=0))
+    expected = begin(envs, 0, **script)
     with pytest.raises(ConfigError, match=f"stub error in {at}"):
         for _ in range(4):
             expected.check_step(envs.step(expected.actions()))

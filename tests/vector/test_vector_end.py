@@ -30,7 +30,7 @@ from vector_processes import (
     orphan_blocks,
     wait_until,
 )
-from vector_reference import NEXT_STEP, advance, by_mode, follower
+from vector_reference import advance, begin, by_mode
 
 from vla_gym.errors import WorkerRestartWarning
 from vla_gym.vector import LiberoVectorEnv
@@ -104,8 +104,7 @@ def test_a_constructor_that_is_interrupted_leaves_nothing(monkeypatch):
 def test_the_server_dies_under_a_running_env(make_vec, mode):
     """All workers die with it: either all of it is restarted, or there is one clear error."""
     envs = make_vec(4, autoreset_mode=mode, script=[(5, LIMIT)])
-    expected = follower(4, 0, mode, script=[(5, LIMIT)])
-    expected.check_reset(envs.reset(seed=0))
+    expected = begin(envs, 0, script=[(5, LIMIT)])
     advance(envs, expected, 2)
     pids = envs.worker_pids
     os.kill(psutil.Process(pids[0]).ppid(), signal.SIGKILL)
@@ -121,8 +120,7 @@ def test_two_vector_envs_share_a_server_and_do_not_end_each_other(make_vec):
     first, second = make_vec(2), make_vec(2)
     pids = first.worker_pids[0], second.worker_pids[1]
     assert len({psutil.Process(pid).ppid() for pid in pids}) == 1
-    expected = follower(2, 0, NEXT_STEP)
-    expected.check_reset(second.reset(seed=0))
+    expected = begin(second, 0)
     first.reset(seed=0)
     first.close()
     advance(second, expected, 5)
@@ -313,8 +311,7 @@ def test_ctrl_c_between_two_messages_loses_none(make_vec, monkeypatch, place):
         monkeypatch.setattr(ProcessPool, place, interrupted)
         with pytest.raises(KeyboardInterrupt):
             envs.step(actions)
-        expected = follower(4, seed, NEXT_STEP, script=[(9, LIMIT)])
-        expected.check_reset(envs.reset(seed=seed))
+        expected = begin(envs, seed, script=[(9, LIMIT)])
         advance(envs, expected, 3)
     assert envs.worker_pids == pids
 
@@ -358,8 +355,7 @@ def test_after_ctrl_c_in_recv_a_reset_throws_nothing_away_that_came_later(make_v
 @pytest.mark.parametrize("workers", [0, 1])
 def test_ctrl_c_in_a_call_leaves_no_answer_behind(make_vec, monkeypatch, workers):
     envs = make_vec(2, workers=workers, script=[(9, LIMIT)])
-    expected = follower(2, 0, NEXT_STEP, script=[(9, LIMIT)])
-    expected.check_reset(envs.reset(seed=0))
+    expected = begin(envs, 0, script=[(9, LIMIT)])
     timer = threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGINT))
     timer.start()
     with pytest.raises(KeyboardInterrupt):

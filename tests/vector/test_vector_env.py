@@ -13,6 +13,7 @@ from vector_reference import (
     NEXT_STEP,
     SAME_STEP,
     assert_same,
+    begin,
     by_mode,
     by_workers,
     copied,
@@ -202,8 +203,7 @@ def test_options_reach_the_envs_for_one_episode(make_vec, workers):
 )
 def test_wrong_reset_options_change_nothing(make_vec, options):
     envs = make_vec(3, workers=1)
-    expected = follower(3, 2, NEXT_STEP)
-    expected.check_reset(envs.reset(seed=2))
+    expected = begin(envs, 2)
     with pytest.raises((ConfigError, TypeError)):
         envs.reset(seed=90, options=options)
     expected.check_step(envs.step(expected.actions()))

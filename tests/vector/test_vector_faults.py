@@ -16,6 +16,7 @@ from vector_reference import (
     NEXT_STEP,
     SAME_STEP,
     advance,
+    begin,
     by_autoreset,
     by_mode,
     check_cells,
@@ -160,8 +161,7 @@ def test_a_killed_step_shows_nothing_of_itself(make_vec, tmp_path, mode, mate_is
     script = {"script": [(4, LIMIT)]}
     per_env = {1 if mate_is_done else 0: {"gates": [gate]}}
     envs = make_vec(4, per_env, autoreset_mode=mode, **script)
-    expected = follower(4, 10, mode, **script)
-    expected.check_reset(envs.reset(seed=10))
+    expected = begin(envs, 10, **script)
     advance(envs, expected, 2)
     envs.step_async(expected.actions())
     wait_until((tmp_path / "gate.entered").exists, "the step")
@@ -183,8 +183,7 @@ def test_death_while_some_envs_of_the_worker_wait(make_vec, tmp_path, mode):
     gate = Gate(str(tmp_path / "gate"), step=2)
     script = {"script": [(6, LIMIT)]}
     envs = make_vec(4, {1: {"gates": [gate]}}, autoreset_mode=mode, **script)
-    expected = follower(4, 0, mode, **script)
-    expected.check_reset(envs.reset(seed=0))
+    expected = begin(envs, 0, **script)
     advance(envs, expected, 1)
     envs.send(expected.actions([0, 2, 3]), [0, 2, 3])
     envs.send(expected.actions([1]), [1])
@@ -225,8 +224,7 @@ def test_a_hung_worker_is_noticed_while_others_are_busy(make_vec, once):
 
 def test_death_in_a_call(make_vec):
     envs = make_vec(4, script=[(6, LIMIT)])
-    expected = follower(4, 0, NEXT_STEP, script=[(6, LIMIT)])
-    expected.check_reset(envs.reset(seed=0))
+    expected = begin(envs, 0, script=[(6, LIMIT)])
     advance(envs, expected, 1)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", WorkerRestartWarning)

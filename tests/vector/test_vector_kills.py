@@ -15,15 +15,7 @@ import numpy as np
 import psutil
 import pytest
 from vector_processes import children_of, descriptors
-from vector_reference import (
-    DISABLED,
-    HANG_S,
-    by_mode,
-    follower,
-    info_row,
-    reset_due,
-    rows,
-)
+from vector_reference import DISABLED, HANG_S, begin, by_mode, follower, info_row, reset_due, rows
 
 from vla_gym.errors import WorkerRestartWarning
 
@@ -121,8 +113,7 @@ def test_200_random_kills_over_2000_episodes(make_vec, stub_server, mode):
         assert late <= 1.02 * early, f"{name}: {early} -> {late} bytes"
     assert figures[-1][2] == figures[0][2], "descriptors"
     # The envs of the first worker, in a run without kills.
-    calm = follower(6, 1000, mode, keep=False)
-    calm.check_reset(envs.reset(seed=1000))
+    calm = begin(envs, 1000, keep=False)
     for digest in untouched:
         reset_due(envs, calm)
         result = envs.step(calm.actions())
