@@ -109,7 +109,7 @@ class FakeVLA(FrozenVLA):
         )
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def chunked():
     env = LiberoEnv("goal", task_ids=8, image_size=32, chunk_len=4)
     yield env
@@ -128,14 +128,13 @@ def test_frozen_vla_cuts_and_clips_the_chunk_and_passes_everything_on(chunked):
 
 
 def test_frozen_vla_refuses_what_does_not_fit(chunked):
-    with pytest.raises(ConfigError, match="horizon"):
-        FrozenVLAObservation(LiberoEnv("goal", chunk_len=9), vla=FakeVLA(), rl_token=None)
-    with pytest.raises(ConfigError, match="chunk_len"):
-        FrozenVLAObservation(LiberoEnv("goal"), vla=FakeVLA(), rl_token=None)
-    with pytest.raises(ConfigError, match="cameras"):
-        FrozenVLAObservation(
-            LiberoEnv("goal", cameras=(), chunk_len=4), vla=FakeVLA(), rl_token=None
-        )
+    for kwargs, match in (
+        ({"chunk_len": 9}, "horizon"),
+        ({}, "chunk_len"),
+        ({"chunk_len": 4, "cameras": ()}, "cameras"),
+    ):
+        with pytest.raises(ConfigError, match=match):
+            FrozenVLAObservation(LiberoEnv("goal", **kwargs), vla=FakeVLA(), rl_token=None)
     with pytest.raises(ConfigError, match="hidden"):
         FrozenVLAObservation(chunked, vla=FakeVLA(), rl_token="mini")
 
