@@ -24,16 +24,13 @@ def test_the_window_shows_the_main_camera(env_id: str, monkeypatch: pytest.Monke
         "flip",
         lambda: (shown.append(pygame.surfarray.array3d(pygame.display.get_surface())), flip()),
     )
-    env = gym.make(f"vla_gym:{env_id}", task_ids=8, render_mode="human")
-    try:
+    with gym.make(f"vla_gym:{env_id}", task_ids=8, render_mode="human") as env:
         env.reset(seed=0)
         env.step(np.ones(env.action_space.shape, np.float32))
         base = env.unwrapped
         assert isinstance(base, LiberoEnv) and len(shown) == 2
         np.testing.assert_array_equal(shown[-1].swapaxes(0, 1), base.render())
         assert (shown[0] != shown[1]).any()
-    finally:
-        env.close()
 
 
 @pytest.mark.parametrize("env_id", ["Libero-goal-v0", "LiberoVLA-goal-v0"])

@@ -9,6 +9,7 @@ import sys
 import tempfile
 import time
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 
 import gymnasium as gym
 import numpy as np
@@ -167,15 +168,12 @@ def test_an_actor_may_die_twice_while_it_starts(make_vec):
 def test_states_of_a_simulation_come_back(cluster):
     del cluster
     arguments = {"task_ids": 7, "assets": "lite", "image_size": 8, "chunk_len": 2}
-    envs = RemoteVectorEnv(2, "goal", hosts="ray", workers=1, **arguments)
-    try:
+    with closing(RemoteVectorEnv(2, "goal", hosts="ray", workers=1, **arguments)) as envs:
         envs.reset(seed=4)
         states, actions = envs.get_state(), np.full(envs.action_space.shape, 0.5, np.float32)
         after = envs.step(actions)
         envs.set_state(states)
         assert_same(envs.step(actions), after)
-    finally:
-        envs.close()
 
 
 def test_a_killed_node_truncates_its_environments_alone(cluster, make_vec):

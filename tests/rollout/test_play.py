@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -192,13 +193,9 @@ def test_the_film_starts_where_the_environment_does() -> None:
         max_control_steps=2,
     )
     assert (episode.length, len(frames)) == (2, 3)
-    env = LiberoEnv("goal", task_ids=8, image_size=64)
-    try:
+    with LiberoEnv("goal", task_ids=8, image_size=64) as env:
         obs, _ = env.reset(seed=4)
-        difference = frames[0][:64].astype(int) - obs["agentview"]
-        assert np.abs(difference).mean() < 4  # JPEG
-    finally:
-        env.close()
+    assert np.abs(frames[0][:64].astype(int) - obs["agentview"]).mean() < 4  # JPEG
 
 
 class Stays(VLAPolicy):
@@ -224,11 +221,9 @@ def test_a_trained_policy_on_the_command_line(tmp_path: Path, capsys: Any) -> No
     from vla_gym_trainers import TD3BC, TD3Config, make_sb3_vec_env
 
     env = make_sb3_vec_env("LiberoVLA-goal-v0", num_envs=1, task_ids=8, chunk_len=5)
-    try:
+    with closing(env):
         model = TD3BC("RLTokenPolicy", env, TD3Config(buffer_size=10))
         model.policy.save(tmp_path / "policy.safetensors")
-    finally:
-        env.close()
     out = tmp_path / "policy.mp4"
     arguments = ["--policy", str(tmp_path), "--max-steps", "7", "--size", "64"]
     assert cli.main(["play", *arguments, "--out", str(out)]) == 0

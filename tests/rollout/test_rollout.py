@@ -6,7 +6,9 @@ import json
 import os
 import signal
 from collections.abc import Sequence
+from contextlib import closing
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -124,12 +126,11 @@ def test_held_out_words_reach_the_vla() -> None:
 
 
 def test_functions_of_every_control_step_change_nothing() -> None:
-    plain = LiberoEnv("goal", chunk_len=8, image_size=64)
-    watched = LiberoEnv("goal", chunk_len=8, image_size=64)
+    make = partial(LiberoEnv, "goal", chunk_len=8, image_size=64)
     steps: list[int] = []
-    watched.on_control_step.append(lambda _, info: steps.append(info["elapsed_steps"]))
     rng = np.random.default_rng(1)
-    try:
+    with make() as plain, make() as watched:
+        watched.on_control_step.append(lambda _, info: steps.append(info["elapsed_steps"]))
         results = [e.reset(options={"task_id": 7, "init_state_id": 4}) for e in (plain, watched)]
         for _ in range(5):
             (want, _), (got, _) = results
@@ -143,9 +144,6 @@ def test_functions_of_every_control_step_change_nothing() -> None:
         watched.replace_action = lambda row: 0 * row
         watched.step(action)
         assert steps[-1] == 48
-    finally:
-        plain.close()
-        watched.close()
 
 
 def test_the_expert_plays_as_by_hand() -> None:
@@ -180,12 +178,9 @@ def test_an_episode_whose_worker_died_is_played_again() -> None:
     killer = Killer(seed=5)
     starts = [Start("goal", 1, state) for state in range(3)]
     settings: dict[str, Any] = {"max_control_steps": 80}
-    killer.envs = make_envs("goal", [1], killer, num_envs=2, workers=1, **settings)
-    try:
-        with pytest.warns(WorkerRestartWarning):
-            episodes = sorted(rollout(killer.envs, killer, starts), key=lambda e: e.start)
-    finally:
-        killer.envs.close()
+    envs = make_envs("goal", [1], killer, num_envs=2, workers=1, **settings)
+    with closing(envs) as killer.envs, pytest.warns(WorkerRestartWarning):
+        episodes = sorted(rollout(envs, killer, starts), key=lambda e: e.start)
     assert sum(episode.replays for episode in episodes) >= 1
     episodes = [replace(episode, replays=0) for episode in episodes]
     assert episodes == played(RandomPolicy(seed=5), starts, num_envs=3, workers=0, **settings)
@@ -203,22 +198,17 @@ def test_starts_may_come_one_by_one() -> None:
         running.append(left.pop(0))
         return running[0]
 
-    envs = make_envs("goal", [1], policy, num_envs=2, workers=0, max_control_steps=16)
-    try:
-        seen = []
+    settings: dict[str, Any] = {"num_envs": 2, "workers": 0, "max_control_steps": 16}
+    seen = []
+    with closing(make_envs("goal", [1], policy, **settings)) as envs:
         for episode in rollout(envs, policy, one_at_a_time):
             seen.append(episode)
             running.remove(episode.start)
-    finally:
-        envs.close()
     assert [episode.start.seed for episode in seen] == [9, 4, 9]
     assert seen[0] == seen[2] and seen[0].length == 16
-    own = LiberoVectorEnv(1, "goal", workers=0)
-    try:
+    with closing(LiberoVectorEnv(1, "goal", workers=0)) as own:
         with pytest.raises(ConfigError, match="autoreset_mode='DISABLED', got NEXT_STEP"):
             next(rollout(own, policy, []))
-    finally:
-        own.close()
 
 
 def test_the_goal_that_comes_first_is_noticed() -> None:

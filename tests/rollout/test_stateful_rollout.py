@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+from contextlib import closing
 from typing import Any
 
 import numpy as np
@@ -93,12 +94,9 @@ def test_it_plays_as_by_hand_and_otherwise_than_without_a_state():
 def test_an_episode_whose_worker_died_begins_with_a_fresh_state():
     policy, alone = recorded(), recorded()
     policy.kill_at = 5
-    policy.envs = make_envs("goal", [0, 8], policy, num_envs=2, workers=1, **SETTINGS)
-    try:
-        with pytest.warns(WorkerRestartWarning):
-            episodes = list(rollout(policy.envs, policy, STARTS))
-    finally:
-        policy.envs.close()
+    envs = make_envs("goal", [0, 8], policy, num_envs=2, workers=1, **SETTINGS)
+    with closing(envs) as policy.envs, pytest.warns(WorkerRestartWarning):
+        episodes = list(rollout(envs, policy, STARTS))
     assert sum(episode.replays for episode in episodes) >= 1
     played(alone, num_envs=3, workers=0)
     assert_same(policy.played, alone.played)
