@@ -7,7 +7,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import torch
-from on_policy_toys import tiny_vla
+from on_policy_toys import tiny_vla, toy_envs
 from toy_token_env import GAMMA, TEXTS, ToyTokenEnv
 
 import vla_gym.wrappers.vector_base as vector_wrapper
@@ -78,19 +78,13 @@ def save_token(folder: Path, decoder: bool = True) -> RLTokenEncoder:
 
 def make_env(vla: Any, encoder: Any, num_envs: int = 2, **settings: Any) -> FrozenVLAObservation:
     chunk_len, size = settings.pop("stride", CHUNK_LEN), settings.pop("size", 64)
-    envs = LiberoVectorEnv(
-        num_envs,
-        env_factory=lambda index: SavableToy(index, chunk_len=chunk_len, size=size),
-        workers=0,
-        autoreset_mode="SAME_STEP",
-    )
+    envs = toy_envs(num_envs, kind=SavableToy, chunk_len=chunk_len, size=size)
     settings = {"keep_inputs": True, "chunk_len": CHUNK_LEN, **settings}
     return FrozenVLAObservation(envs, vla, encoder, **settings)
 
 
 def player_envs(num_envs: int) -> LiberoVectorEnv:
-    factory = SavableToy
-    return LiberoVectorEnv(num_envs, env_factory=factory, workers=0, autoreset_mode="DISABLED")
+    return toy_envs(num_envs, kind=SavableToy, autoreset_mode="DISABLED")
 
 
 def make_model(folder: Path, *, token: str = "decoder", env: Any = None, **changes: Any) -> TD3BC:
