@@ -211,8 +211,7 @@ def test_a_restart_that_is_told_as_an_error_drops_no_other(make_vec):
     envs.reset(seed=0)
     for shard in list(hosts.shards.values()):
         shard.lose()
-    with warnings.catch_warnings():
-        warnings.simplefilter("error", WorkerRestartWarning)
+    with warnings.catch_warnings(action="error", category=WorkerRestartWarning):
         with pytest.raises(WorkerRestartWarning, match="restarted"):
             envs.step(np.zeros((4, 3), np.float32))
     follow(envs, follower(4, 3, NEXT_STEP, script=[(9, LIMIT)]), 3, 1)
@@ -262,8 +261,7 @@ def test_it_gives_up_after_max_restarts(make_vec):
     hosts = BreakableHosts(2)
     envs = make_vec(2, hosts, max_restarts=1, script=[(9, LIMIT)])
     envs.reset(seed=0)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", WorkerRestartWarning)
+    with warnings.catch_warnings(action="ignore", category=WorkerRestartWarning):
         hosts.shards[0].lose()
         for _ in range(2):  # the second step resets: the part is up again
             envs.step(np.zeros((2, 3), np.float32))

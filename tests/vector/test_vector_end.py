@@ -11,7 +11,6 @@ import subprocess
 import sys
 import threading
 import time
-import warnings
 from pathlib import Path
 
 import numpy as np
@@ -109,8 +108,7 @@ def test_the_server_dies_under_a_running_env(make_vec, mode):
     pids = envs.worker_pids
     os.kill(psutil.Process(pids[0]).ppid(), signal.SIGKILL)
     wait_until(lambda: not any(alive(pid) for pid in pids), "the workers' end with their server")
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
+    with pytest.warns(WorkerRestartWarning) as caught:
         expected.check_step(envs.step(expected.actions()), lost=range(4))
     assert {item.category for item in caught} == {WorkerRestartWarning}
     advance(envs, expected, 8)

@@ -128,8 +128,7 @@ def test_the_first_answer_has_the_time_of_a_start(make_vec, once):
     """Drawing code is compiled with the first image, by all workers at once."""
     envs = make_vec(4, {0: {"faults": [once("pause", "reset")]}}, step_timeout=PAUSE_S / 2)
     expected = follower(4, 5, NEXT_STEP)
-    with warnings.catch_warnings():
-        warnings.simplefilter("error", WorkerRestartWarning)
+    with warnings.catch_warnings(action="error", category=WorkerRestartWarning):
         result = envs.reset(seed=5)
     assert once.reached() == 1
     expected.check_reset(plain_reset(result))
@@ -226,8 +225,7 @@ def test_death_in_a_call(make_vec):
     envs = make_vec(4, script=[(6, LIMIT)])
     expected = begin(envs, 0, script=[(6, LIMIT)])
     advance(envs, expected, 1)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", WorkerRestartWarning)
+    with warnings.catch_warnings(action="ignore", category=WorkerRestartWarning):
         with pytest.raises(WorkerError, match="SIGKILL"):
             envs.call("die")
         expected.check_step(envs.step(expected.actions()), lost=range(4))

@@ -100,8 +100,7 @@ def test_a_fault_at_the_start_or_in_the_first_reset_is_only_a_warning(
     make_vec, once, kind, at, index
 ):
     limit = {"start_timeout": HANG_S} if at == "init" else {}
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
+    with pytest.warns(WorkerRestartWarning) as caught:
         envs = make_vec(4, {index: {"faults": [once(kind, at)]}}, **limit)
         expected = follower(4, 5, NEXT_STEP)
         result = envs.reset(seed=5)
@@ -126,8 +125,7 @@ def never(index):
     ],
 )
 def test_an_environment_that_cannot_be_built_is_one_clear_error(factory, text):
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", WorkerRestartWarning)
+    with warnings.catch_warnings(action="ignore", category=WorkerRestartWarning):
         with pytest.raises(WorkerError, match=text):
             envs = LiberoVectorEnv(4, env_factory=factory, workers=2, max_restarts=1)
             envs.reset(seed=0)
@@ -152,8 +150,7 @@ def test_no_restarts(make_vec, once, kind):
     faults = {0: {"faults": [once(kind, step=2)]}}
     envs = make_vec(4, faults, max_restarts=0, script=[(3, LIMIT)])
     expected = begin(envs, 0, script=[(3, LIMIT)])
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
+    with warnings.catch_warnings(action="error"):
         with pytest.raises(WorkerError, match=CRASHES[kind]):
             for _ in range(10):
                 envs.step(expected.actions())
@@ -169,8 +166,7 @@ def test_a_permanent_failure_ends_in_one_clear_error(make_vec):
         max_restarts=2, script=[(9, LIMIT)],
     )  # fmt: skip
     envs.reset(seed=0)
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
+    with pytest.warns(WorkerRestartWarning) as caught:
         with pytest.raises(WorkerError, match="stub fault in step") as raised:
             for _ in range(30):
                 envs.step(np.zeros((4, 3), np.float32))
@@ -196,8 +192,7 @@ def test_failures_between_ended_episodes_never_use_up_the_budget(make_vec, once)
 def test_a_reset_that_always_fails_ends_in_one_clear_error(make_vec):
     envs = make_vec(2, {1: {"faults": [Fault("SIGKILL", "reset", episode=1)]}}, max_restarts=2)
     envs.reset(seed=0)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", WorkerRestartWarning)
+    with warnings.catch_warnings(action="ignore", category=WorkerRestartWarning):
         with pytest.raises(WorkerError, match="SIGKILL"):
             for _ in range(30):
                 envs.step(np.zeros((2, 3), np.float32))
