@@ -221,10 +221,11 @@ class Follower:
         *,
         lost: Sequence[int] = (),
         ids: Sequence[int] | None = None,
+        reset: Sequence[int] = (),
     ) -> None:
         """Check the result of a step, or of a recv whose rows are the envs ``ids``.
 
-        Envs in ``lost`` must be as the fault rule says.
+        Envs in ``lost`` must be as the fault rule says; those in ``reset`` were sent to a reset.
         """
         obs, rewards, terminations, truncations, infos = result
         chosen = list(range(self.num_envs)) if ids is None else list(ids)
@@ -252,7 +253,7 @@ class Follower:
                 continue
             if i not in lost:
                 assert mask is None or not (mask[r] or restarted[r]), f"env {i} was not restarted"
-            record, info = self.expect_step(i)
+            record, info = self.expect_reset(i) if i in reset else self.expect_step(i)
             flags = (rewards[r], terminations[r], truncations[r])
             where = f"env {i}, episode {self.episode[i]}, step {self.count[i]}: {flags}"
             assert flags == (record.reward, record.terminated, record.truncated), where

@@ -18,7 +18,6 @@ from vector_reference import (
     by_workers,
     follow,
     follower,
-    info_row,
     rows,
 )
 
@@ -152,10 +151,7 @@ def test_send_and_recv_give_the_episodes_of_step(make_vec, mode, workers):
     envs = make_vec(4, workers=workers, autoreset_mode=mode)
     expected = follower(4, 50, mode)
     envs.reset_send(seed=50)
-    obs, rewards, terminations, truncations, infos = envs.recv()
-    assert infos.pop("env_id").tolist() == [0, 1, 2, 3]
-    assert not (rewards.any() or terminations.any() or truncations.any())
-    expected.check_reset((obs, infos))
+    expected.check_step(envs.recv(), ids=range(4), reset=range(4))
     rng = np.random.default_rng(workers)
     idle, going = {0, 1, 2, 3}, set()
     while min(expected.finished) < 3:
@@ -216,36 +212,7 @@ def test_a_masked_reset_and_a_step_may_be_sent_together(make_vec):
             envs.send(expected.actions(ready), ready)
         if due:
             envs.reset_send(due)
-        obs, rewards, terminations, truncations, infos = envs.recv()
-        assert infos["env_id"].tolist() == [0, 1, 2, 3]
-        for i in due:
-            record, info = expected.expect_reset(i)
-            assert_same(rows(obs, i), record.obs)
-            assert (rewards[i], terminations[i], truncations[i]) == (0.0, False, False)
-            found = info_row(infos, i)
-            found.pop("env_id", None)
-            assert_same(found, info)
-        stepped = (
-            {key: value[ready] for key, value in obs.items()},
-            rewards[ready],
-            terminations[ready],
-            truncations[ready],
-            _select(infos, ready),
-        )
-        if ready:
-            expected.check_step(stepped, ids=ready)
-
-
-def _select(infos, ids):
-    """Some rows of infos; keys that none of them has are left out, as in Gymnasium."""
-    picked = {}
-    for key, value in infos.items():
-        if key.startswith("_") or (f"_{key}" in infos and not infos[f"_{key}"][ids].any()):
-            continue
-        picked[key] = _select(value, ids) if isinstance(value, dict) else value[ids]
-        if f"_{key}" in infos:
-            picked[f"_{key}"] = infos[f"_{key}"][ids]
-    return picked
+        expected.check_step(envs.recv(), ids=range(4), reset=due)
 
 
 @pytest.mark.parametrize(("num_envs", "workers", "k"), [(4, 2, 2), (6, 3, 2), (8, 2, 4), (3, 3, 3)])
