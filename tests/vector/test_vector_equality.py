@@ -146,21 +146,20 @@ def test_real_assets(make_vec, singles, mode):
     follow(envs, singles.follower(mode, **kwargs), SEED, episodes=2)
 
 
-class LastFrame(gym.Wrapper):
-    """Shows the image before: a wrapper that keeps what it is given."""
-
-    def reset(self, **kwargs):
-        obs, info = self.env.reset(**kwargs)
-        self.kept = obs["agentview"]
-        return obs, info
-
-    def step(self, action):
-        obs, *rest = self.env.step(action)
-        self.kept, shown = obs["agentview"], self.kept
-        return {**obs, "agentview": shown}, *rest
-
-
 def test_wrappers_that_keep_images(make_vec, singles):
+    class LastFrame(gym.Wrapper):
+        """Shows the image before: a wrapper that keeps what it is given."""
+
+        def reset(self, **kwargs):
+            obs, info = self.env.reset(**kwargs)
+            self.kept = obs["agentview"]
+            return obs, info
+
+        def step(self, action):
+            obs, *rest = self.env.step(action)
+            self.kept, shown = obs["agentview"], self.kept
+            return {**obs, "agentview": shown}, *rest
+
     envs = make_vec(workers=2, env_wrappers=[LastFrame], **IMAGES)
     follow(envs, singles.follower(NEXT_STEP, wrapper=LastFrame, **IMAGES), SEED, episodes=2)
 

@@ -111,14 +111,10 @@ def test_a_fault_at_the_start_or_in_the_first_reset_is_only_a_warning(
     advance(envs, expected, 10)
 
 
-def never(index):
-    raise ZeroDivisionError("no such stub")
-
-
 @pytest.mark.parametrize(
     ("factory", "text"),
     [
-        (never, "ZeroDivisionError: no such stub"),
+        (stub_factory(faults=[Fault("raise", "init")]), "ZeroDivisionError: stub fault in init"),
         (stub_factory(faults=[Fault("abort", "init")]), "SIGABRT"),
         (stub_factory({3: {"faults": [Fault("raise", "init")]}}), "stub fault in init"),
         (stub_factory({3: {"faults": [Fault("SIGKILL", "init")]}}), "SIGKILL"),
