@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pickle
 import sys
-import tomllib
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -12,6 +11,7 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 import pytest
+from installed_packages import REACH_SUITE, install, write_metadata
 
 from vla_gym.envs.registration import register_envs
 from vla_gym.errors import ConfigError, UnknownTaskError
@@ -21,24 +21,16 @@ from vla_gym.vector import LiberoVectorEnv
 from vla_gym_trainers.evaluation.command import run_eval
 from vla_gym_trainers.evaluation.config import EvalConfig
 
-ROOT = Path(__file__).resolve().parents[2]
-PACKAGE = ROOT / "examples" / "reach_suite"
 # The ball begins within 0.1 of the middle and drives 0.05 a control step.
 LEFT, RIGHT = np.float32([-1, 0, 0]), np.float32([1, 0, 0])
-
-
-def install(site: Path, entry_points: str) -> None:
-    info = site / "example_suite-0.1.0.dist-info"
-    info.mkdir(parents=True)
-    (site / "example_suite.py").write_text((PACKAGE / "example_suite.py").read_text())
-    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: example-suite\nVersion: 0.1.0\n")
-    (info / "entry_points.txt").write_text(f"[vla_gym.suites]\n{entry_points}\n")
 
 
 @pytest.fixture
 def reach(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """The example package as installed: importable, and with its entry point's metadata."""
-    install(tmp_path / "site", "reach = example_suite:REACH\nbroken = example_suite:XML")
+    install(tmp_path / "site", REACH_SUITE)
+    points = {"vla_gym.suites": {"broken": "example_suite:XML"}}
+    write_metadata(tmp_path / "site", "broken-suite", points)
     monkeypatch.syspath_prepend(str(tmp_path / "site"))
     monkeypatch.setenv("VLA_GYM_CACHE", str(tmp_path / "cache"))
     register_envs()
@@ -47,11 +39,6 @@ def reach(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     registry._loaded.pop("reach", None)
     for env_id in [name for name in gym.registry if "reach" in name or "broken" in name]:
         del gym.registry[env_id]
-
-
-def test_the_packages_say_what_is_installed() -> None:
-    project = tomllib.loads((PACKAGE / "pyproject.toml").read_text())["project"]
-    assert project["entry-points"] == {"vla_gym.suites": {"reach": "example_suite:REACH"}}
 
 
 def test_a_plug_in_is_played_by_gym_make(reach: None) -> None:

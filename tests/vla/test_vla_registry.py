@@ -10,6 +10,7 @@ from types import SimpleNamespace
 import page_code
 import pytest
 import torch
+from installed_packages import install, write_metadata
 from mini_vla import random_inputs
 from run_python import run_python
 
@@ -28,8 +29,6 @@ from vla_gym.vla.openvla.oft import OFTOptions
 from vla_gym.vla.registry import BACKENDS, parse_spec, recognise
 from vla_gym.vla.spec_options import make_options, split_options, with_option
 
-EXAMPLE = page_code.files("extending")
-
 
 @pytest.fixture
 def checkpoint(tmp_path):
@@ -44,20 +43,10 @@ def checkpoint(tmp_path):
 def example_package(tmp_path, monkeypatch):
     """The example package as installed: importable, and with its entry point's metadata."""
     site = tmp_path / "site"
-    info = site / "constant_vla-0.1.0.dist-info"
-    info.mkdir(parents=True)
-    (site / "constant_vla.py").write_text(EXAMPLE["constant-vla/constant_vla.py"])
-    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: constant-vla\nVersion: 0.1.0\n")
-    (info / "entry_points.txt").write_text("[vla_gym.vla]\nconstant = constant_vla:ConstantVLA\n")
+    install(site, page_code.files("extending"))
     monkeypatch.syspath_prepend(str(site))
     yield site
     sys.modules.pop("constant_vla", None)
-
-
-def test_example_package_says_what_the_test_installs():
-    tomllib = pytest.importorskip("tomllib")
-    project = tomllib.loads(EXAMPLE["constant-vla/pyproject.toml"])["project"]
-    assert project["entry-points"] == {"vla_gym.vla": {"constant": "constant_vla:ConstantVLA"}}
 
 
 def test_entry_point_by_name_and_by_model_type(example_package, checkpoint):
@@ -100,10 +89,7 @@ def test_environment_takes_a_third_party_backend(example_package, checkpoint):
 
 
 def test_two_packages_with_one_name_are_refused(example_package, checkpoint):
-    info = example_package / "other-0.1.0.dist-info"
-    info.mkdir()
-    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: other\nVersion: 0.1.0\n")
-    (info / "entry_points.txt").write_text("[vla_gym.vla]\nconstant = other:Other\n")
+    write_metadata(example_package, "other", {"vla_gym.vla": {"constant": "other:Other"}})
     with pytest.raises(ConfigError, match="Several installed packages"):
         load(f"constant:{checkpoint}")
 
