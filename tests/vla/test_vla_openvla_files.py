@@ -19,57 +19,28 @@ from vla_gym.vla.openvla.oft import OpenVLAOFTBackend
 # ---------------------------------------------------------------------- sizes and files
 
 
+#: Sizes in the tiny checkpoint, and what they are in the published ones.
+FULL_SIZE = {
+    **{16: 4096, 44: 11008, 56: 2176, 224: 4 * 2176},  # language model and projector
+    **{32: 1024, 96: 3 * 1024, 128: 4096},  # DINOv2
+    **{24: 1152, 48: 2 * 1152, 72: 3 * 1152, 89: 4304},  # SigLIP
+}
+DEPTHS = {"vision_backbone.featurizer": 24, "vision_backbone.fused_featurizer": 27}
+DEPTHS["language_model.model"] = 32
+
+
 def published_shapes():
-    """Names and shapes of the published 7B checkpoints, from the tiny one's names."""
-    index = json.loads((CHECKPOINT / "model.safetensors.index.json").read_text())["weight_map"]
-    sizes = {"fused_featurizer": (1152, 4304, 27), "featurizer": (1024, 4096, 24)}
-    hidden, inner, fused = 4096, 11008, 1024 + 1152
+    """Names and shapes of the published 7B checkpoints, from those of the tiny one."""
     shapes = {}
-    for name in index:
-        if name.startswith("projector."):
-            rows, columns = {
-                "fc1": (4 * fused, fused),
-                "fc2": (hidden, 4 * fused),
-                "fc3": (hidden, hidden),
-            }[name.split(".")[1]]
-            shapes[name] = (rows, columns) if name.endswith("weight") else (rows,)
-        elif name.startswith("language_model."):
-            matrix = {
-                "embed_tokens": (32064, hidden),
-                "lm_head": (32064, hidden),
-                "gate_proj": (inner, hidden),
-                "up_proj": (inner, hidden),
-                "down_proj": (hidden, inner),
-            }.get(name.split(".")[-2], (hidden, hidden))
-            shape = (hidden,) if "norm" in name else matrix
-            for layer in range(32) if ".layers.0." in name else ():
-                shapes[name.replace(".layers.0.", f".layers.{layer}.")] = shape
-            if ".layers." not in name:
-                shapes[name] = shape
-        else:
-            width, mlp, depth = sizes[name.split(".")[1]]
-            shape = {
-                "cls_token": (1, 1, width),
-                "reg_token": (1, 4, width),
-                "pos_embed": (1, 256, width),
-                "latent": (1, 1, width),
-                "proj.weight": (width, width),
-                "q.weight": (width, width),
-                "kv.weight": (2 * width, width),
-                "kv.bias": (2 * width,),
-                "qkv.weight": (3 * width, width),
-                "qkv.bias": (3 * width,),
-                "fc1.weight": (mlp, width),
-                "fc1.bias": (mlp,),
-                "fc2.weight": (width, mlp),
-            }
-            found = shape.get(name.split(".")[-1]) or shape.get(".".join(name.split(".")[-2:]))
-            if "patch_embed.proj.weight" in name:
-                found = (width, 3, 14, 14)
-            for block in range(depth) if ".blocks.0." in name else ():
-                shapes[name.replace(".blocks.0.", f".blocks.{block}.")] = found or (width,)
-            if ".blocks." not in name:
-                shapes[name] = found or (width,)
+    for name, tiny in Checkpoint(CHECKPOINT).shapes.items():
+        shape = tuple(FULL_SIZE.get(size, size) for size in tiny)
+        if name.endswith(".pos_embed"):
+            shape = (1, 256, shape[2])
+        if block := re.fullmatch(r"(.*)(\.blocks|\.layers)\.0(\..*)", name):
+            part, blocks, rest = block.groups()
+            shapes |= {f"{part}{blocks}.{i}{rest}": shape for i in range(DEPTHS[part])}
+        elif not re.search(r"\.(blocks|layers)\.", name):
+            shapes[name] = shape
     return shapes
 
 
