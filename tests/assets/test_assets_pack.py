@@ -131,36 +131,30 @@ def test_a_wheel_of_another_version_or_none(monkeypatch, wheel, found, message):
         resolve_asset_pack("libero")
 
 
-def test_an_altered_file_of_a_wheel(copied_wheels):
+@pytest.mark.parametrize("name", [MJCF, PRO_MJCF])
+def test_an_altered_file_of_a_wheel(copied_wheels, name):
     digest = resolve_asset_pack("libero").digest
     pack_module._wheel_pack.cache_clear()
-    text = (copied_wheels / MJCF).read_text()
-    rewrite(copied_wheels / MJCF, text.replace("0", "1", 1))
-    with pytest.raises(AssetError, match=rf"1 files.*altered \({MJCF}\).*pip install"):
-        resolve_asset_pack("libero")
-    rewrite(copied_wheels / MJCF, text)
-    assert resolve_asset_pack("libero").digest == digest
-    pack_module._wheel_pack.cache_clear()
-    (copied_wheels / MESH).unlink()
-    with pytest.raises(AssetError, match=rf"altered \({MESH}\)"):
-        resolve_asset_pack("libero")
-
-
-def test_a_file_of_libero_pro_is_altered_or_lacks(copied_wheels):
-    digest = resolve_asset_pack("libero").digest
-    pack_module._wheel_pack.cache_clear()
-    text = (copied_wheels / PRO_MJCF).read_text()
-    rewrite(copied_wheels / PRO_MJCF, text.replace("0", "1", 1))
-    with pytest.raises(AssetError, match=rf"1 files.*altered \({PRO_MJCF}\).*pip install"):
+    text = (copied_wheels / name).read_text()
+    rewrite(copied_wheels / name, text.replace("0", "1", 1))
+    with pytest.raises(AssetError, match=rf"1 files.*altered \({name}\).*pip install"):
         resolve_asset_pack("libero")
     assert resolve_asset_pack(copied_wheels).digest != digest
+    rewrite(copied_wheels / name, text)
+    assert resolve_asset_pack("libero").digest == digest
+
+
+def test_a_file_that_a_wheel_lacks(copied_wheels):
     (copied_wheels / PRO_MJCF).unlink()
-    with pytest.raises(AssetError, match=rf"missing.*\({PRO_MJCF}\)"):
+    with pytest.raises(AssetError, match=rf"1 files.*missing.*\({PRO_MJCF}\)"):
         resolve_asset_pack("libero")
     # A folder of LIBERO's own objects plays LIBERO, and variants that add none.
     get_suite("goal-swap").check_assets(get_task("goal-swap", 0), copied_wheels)
     with pytest.raises(AssetError, match="needs yellow_cabinet: the assets in .* own suites only"):
         load_task_model(get_task("goal-object", 0), copied_wheels)
+    (copied_wheels / MESH).unlink()
+    with pytest.raises(AssetError, match=rf"2 files.*{MESH}\)"):
+        resolve_asset_pack("libero")
 
 
 def test_verify_reads_every_file(copied_wheels, capsys):
