@@ -38,9 +38,9 @@ class PainterPair:
             painter.draw(data, camera, image)
         return self._images[0].copy(), self._images[1].copy()
 
-    def triangles_drawn(self) -> int:
-        """Return how many triangles of meshes the software painter's last image took."""
-        painter = self.painters[1]
+    def triangles_drawn(self, of: int = 1) -> int:
+        """Return how many triangles of meshes a software painter's last image took."""
+        painter = self.painters[of]
         buffers, count = painter._buffers, painter._scene.ngeom
         drawn = buffers.first[:count] >= 0
         runs = zip(buffers.first[:count][drawn], buffers.end[:count][drawn], strict=True)

@@ -116,15 +116,9 @@ def test_frames_hardly_change() -> None:
     sim.prepare_render()
     preload(shared, coarse=True)
     assert "coarse_mesh_chunks" in shared.derived
-    drawn = []
     pair = PainterPair(shared, 128, coarse=True)
     for name in CAMERAS:
         fast, coarse = pair.draw(sim.data, fixed_camera(sim._model, name))
         assert 0.05 < np.abs(fast.astype(int) - coarse).mean() < 3.0
-        drawn.append(pair.triangles_drawn())
+        assert pair.triangles_drawn() < 0.75 * pair.triangles_drawn(of=0)
     pair.close()
-    fine = PainterPair(shared, 128, fast=True)
-    for name, few in zip(CAMERAS, drawn, strict=True):
-        fine.draw(sim.data, fixed_camera(sim._model, name))
-        assert few < 0.75 * fine.triangles_drawn()
-    fine.close()
