@@ -59,6 +59,15 @@ KINDS = {
 }
 
 
+@pytest.fixture
+def make():
+    """Make environments that are closed after the test."""
+    with contextlib.ExitStack() as stack:
+        yield lambda *args, **kwargs: stack.enter_context(
+            contextlib.closing(LiberoEnv(*args, **kwargs))
+        )
+
+
 def play(env, seed=5, episodes=2, steps=2):
     """Observations, infos and physical states of some episodes."""
     found = []
@@ -88,10 +97,10 @@ def looks(env, episodes, seed=5):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_kind_changes_images_and_nothing_else(kind):
+def test_a_kind_changes_images_and_nothing_else(make, kind):
     # The agent's camera sees the floor where there is no table.
     suite, task = ("object", 0) if kind == "floor" else ("goal", 8)
-    varied = LiberoEnv(suite, task_ids=task, variation=KINDS[kind], **SMALL)
+    varied = make(suite, task_ids=task, variation=KINDS[kind], **SMALL)
     changed = {"agentview": 0, "wrist": 0}
     for (obs, info, qpos), (other, other_info, other_qpos) in zip(
         played_plainly(suite, task), play(varied), strict=True
@@ -110,19 +119,17 @@ def test_a_kind_changes_images_and_nothing_else(kind):
         assert changed["wrist"] == 0 < changed["agentview"]
     else:
         assert changed["agentview"] > 0
-    varied.close()
 
 
-def test_off_is_off_whatever_others_in_the_thread_do():
+def test_off_is_off_whatever_others_in_the_thread_do(make):
     """One model and one renderer serve all: each environment sees its own look."""
-    alone = LiberoEnv("goal", task_ids=[3, 8], **SMALL)
-    expected = play(alone, steps=1)
-    varied = LiberoEnv("goal", task_ids=[3, 8], variation=IMAGES_ONLY, **SMALL)
-    shown = play(varied, steps=1)
+    options = {"task_ids": [3, 8], **SMALL}
+    expected = play(make("goal", **options), steps=1)
+    shown = play(make("goal", variation=IMAGES_ONLY, **options), steps=1)
     assert "variation" not in expected[0][1]
     # In turn, interleaved: two looks and none, on the same scene.
-    envs = [LiberoEnv("goal", task_ids=[3, 8], variation=v, **SMALL) for v in (None, IMAGES_ONLY)]
-    other = LiberoEnv("goal", task_ids=[3, 8], variation=IMAGES_ONLY, **SMALL)
+    variations = None, IMAGES_ONLY, IMAGES_ONLY
+    *envs, other = (make("goal", variation=v, **options) for v in variations)
     assert envs[0].renderer is None
     at = 0
     for episode in range(2):
@@ -143,21 +150,18 @@ def test_off_is_off_whatever_others_in_the_thread_do():
     assert envs[0].renderer is envs[1].renderer
     assert envs[0].sim._model is envs[1].sim._model
     assert (expected[0][0]["agentview"] != shown[0][0]["agentview"]).any()
-    for env in (alone, varied, other, *envs):
-        env.close()
 
 
-def test_all_zero_is_the_same_as_none():
+def test_all_zero_is_the_same_as_none(make):
     assert DomainVariation.parse(DomainVariation()) is None
     assert DomainVariation.parse("none") is None and DomainVariation.parse(None) is None
-    env = LiberoEnv("goal", variation=DomainVariation(), cameras=())
+    env = make("goal", variation=DomainVariation(), cameras=())
     assert env.variation is None and "variation" not in env.reset(seed=0)[1]
-    env.close()
 
 
-def test_seed_and_episode_decide_alone():
+def test_seed_and_episode_decide_alone(make):
     kwargs = {"variation": "strong", "cameras": (), "init_states": "official"}
-    env, again = (LiberoEnv("goal", task_ids=[1, 8], **kwargs) for _ in range(2))
+    env, again = (make("goal", task_ids=[1, 8], **kwargs) for _ in range(2))
     first = looks(env, 5)
     np.testing.assert_array_equal(first, looks(again, 5))
     assert len({vector.tobytes() for vector in first}) == 5
@@ -169,7 +173,6 @@ def test_seed_and_episode_decide_alone():
     info = again.reset(options={"task_id": 4, "init_state_id": 7})[1]
     keep = slice(0, VARIATION_WIDTH - part(plain_vector(), "distractors").size)
     np.testing.assert_array_equal(info["variation"][keep], first[3][keep])
-    env.close(), again.close()
 
 
 def test_each_group_of_fields_has_random_numbers_of_its_own():
@@ -183,13 +186,12 @@ def test_each_group_of_fields_has_random_numbers_of_its_own():
     np.testing.assert_array_equal(part(more, "camera_position"), part(both, "camera_position"))
 
 
-def test_interval():
-    env = LiberoEnv("goal", task_ids=8, variation=STRONG, scene_reset_interval=3, cameras=())
+def test_interval(make):
+    env = make("goal", task_ids=8, variation=STRONG, scene_reset_interval=3, cameras=())
     vectors = looks(env, 7)
     for k, vector in enumerate(vectors):
         same = [np.array_equal(vector, other) for other in vectors]
         assert same == [j // 3 == k // 3 for j in range(7)]
-    env.close()
 
 
 def test_ranges_and_limits_of_what_is_drawn():
@@ -210,8 +212,8 @@ def test_ranges_and_limits_of_what_is_drawn():
     assert drawn("object_colors").min() >= 0.15 and drawn("object_colors").max() <= 1
 
 
-def test_describe_names_every_number():
-    env = LiberoEnv("object", task_ids=0, variation="strong", cameras=())
+def test_describe_names_every_number(make):
+    env = make("object", task_ids=0, variation="strong", cameras=())
     info = env.reset(seed=1)[1]
     found = DomainVariation.describe(info["variation"])
     assert set(found) == set(PARTS)
@@ -229,7 +231,6 @@ def test_describe_names_every_number():
     for wrong in (np.zeros(3), info["variation"][None], nans, None, unknown):
         with pytest.raises(ConfigError):
             DomainVariation.describe(wrong)
-    env.close()
 
 
 @pytest.mark.parametrize(
@@ -269,8 +270,8 @@ def test_bad_arguments(kwargs):
 VARIED = {**SMALL, "task_ids": [2, 8], "variation": "strong", "scene_reset_interval": 2}
 
 
-def test_vector_equals_single():
-    singles = [LiberoEnv("goal", env_index=i, **VARIED) for i in range(3)]
+def test_vector_equals_single(make):
+    singles = [make("goal", env_index=i, **VARIED) for i in range(3)]
     references = [
         Reference(env, 70 + i, partial(random_action, i, env.action_space.shape))
         for i, env in enumerate(singles)
@@ -278,11 +279,9 @@ def test_vector_equals_single():
     envs = LiberoVectorEnv(3, "goal", workers=2, autoreset_mode=SAME_STEP, **VARIED)
     with contextlib.closing(envs):
         follow(envs, Follower(references, SAME_STEP), 70, episodes=3)
-    for env in singles:
-        env.close()
 
 
-def test_a_step_lost_with_its_worker_says_which_variation_it_had():
+def test_a_step_lost_with_its_worker_says_which_variation_it_had(make):
     envs = LiberoVectorEnv(2, "goal", task_ids=8, workers=2, variation="mild", **SMALL)
     with contextlib.closing(envs):
         shown = envs.reset(seed=0)[1]["variation"]
@@ -293,21 +292,14 @@ def test_a_step_lost_with_its_worker_says_which_variation_it_had():
         assert truncated.tolist() == [False, True] and infos["worker_restarted"][1]
         np.testing.assert_array_equal(infos["variation"], shown)
         _, _, _, _, infos = envs.step(np.zeros(envs.action_space.shape, np.float32))
-        single = LiberoEnv("goal", task_ids=8, env_index=1, variation="mild", **SMALL)
+        single = make("goal", task_ids=8, env_index=1, variation="mild", **SMALL)
         single.seek(1, 1)
         np.testing.assert_array_equal(infos["variation"][1], single.reset()[1]["variation"])
-        single.close()
 
 
-def test_a_state_goes_on_in_another_environment():
-    kwargs = {
-        **SMALL,
-        "max_control_steps": 50,
-        "task_ids": [2, 8],
-        "variation": STRONG,
-        "scene_reset_interval": 2,
-    }
-    env, other = (LiberoEnv("goal", **kwargs) for _ in range(2))
+def test_a_state_goes_on_in_another_environment(make):
+    kwargs = {**VARIED, "max_control_steps": 50}
+    env, other = (make("goal", **kwargs) for _ in range(2))
     env.reset(seed=11)
     actions = [random_action(0, env.action_space.shape, 0, step) for step in range(3)]
     before = copied(env.step(actions[0])[0])
@@ -323,7 +315,7 @@ def test_a_state_goes_on_in_another_environment():
         found.append((copied(obs), info))
     assert_same([*found, other.reset()], expected)
     # An environment without variation goes on with the same pixels, and then on its own.
-    plain = LiberoEnv("goal", **{**kwargs, "variation": None})
+    plain = make("goal", **{**kwargs, "variation": None})
     assert_same(copied(plain.set_state(state)), before)
     obs, *_, info = plain.step(actions[1])
     assert_same((copied(obs), info), expected[1])
@@ -333,7 +325,6 @@ def test_a_state_goes_on_in_another_environment():
     state = plain.get_state()
     shown = env.set_state(state)
     assert_same(copied(shown), copied(expected))
-    env.close(), other.close(), plain.close()
 
 
 def test_the_lean_painter_draws_a_varied_scene_exactly():
@@ -343,9 +334,8 @@ def test_the_lean_painter_draws_a_varied_scene_exactly():
 def compare_painters(suite, task_id, size, *, looks, fast, assets="lite"):
     model = load_task_model(get_task(suite, task_id), assets, clutter=True)
     sim, rng = LiberoSim(model), np.random.default_rng(1)
-    pair = PainterPair(sim._shared, size, fast=fast)
     images = []
-    try:
+    with contextlib.closing(PainterPair(sim._shared, size, fast=fast)) as pair:
         for k in range(looks):
             vector = STRONG.draw(k, 0, sim)
             sim.set_variation(None if k == looks - 1 else vector)
@@ -357,8 +347,6 @@ def compare_painters(suite, task_id, size, *, looks, fast, assets="lite"):
                 np.testing.assert_array_equal(plain, lean)
                 assert plain.std() > 5
             images.append(plain)
-    finally:
-        pair.close()
     assert len({image.tobytes() for image in images}) == looks
 
 
@@ -438,10 +426,9 @@ ALL_CLUTTER = DomainVariation(distractors=6)
 
 
 @pytest.mark.parametrize(("suite", "task_id"), [("goal", 3), ("object", 2)])
-def test_clutter_is_in_nobodys_way(suite, task_id):
-    env = LiberoEnv(suite, task_ids=task_id, variation=ALL_CLUTTER, cameras=())
+def test_clutter_is_in_nobodys_way(make, suite, task_id):
+    env = make(suite, task_ids=task_id, variation=ALL_CLUTTER, cameras=())
     assert min(check_clear(env, range(3))) >= 1
-    env.close()
 
 
 @pytest.mark.slow
@@ -459,10 +446,9 @@ def test_clutter_is_in_nobodys_way_in_any_task(suite):
 @pytest.mark.libero_assets
 @pytest.mark.usefixtures("libero_assets_dir")
 @pytest.mark.parametrize(("suite", "task_id"), [("goal", 3), ("object", 2), ("10", 4), ("90", 80)])
-def test_clutter_is_in_nobodys_way_on_the_real_meshes(suite, task_id):
-    env = LiberoEnv(suite, task_ids=task_id, assets="libero", variation=ALL_CLUTTER, cameras=())
+def test_clutter_is_in_nobodys_way_on_the_real_meshes(make, suite, task_id):
+    env = make(suite, task_ids=task_id, assets="libero", variation=ALL_CLUTTER, cameras=())
     assert min(check_clear(env, range(5))) >= 1
-    env.close()
 
 
 def seen_of(sim, camera, size=96):
@@ -502,10 +488,10 @@ def test_clutter_hides_nothing_from_the_agents_camera(suite, task_id):
         assert found == expected and min(found.values()) > 0
 
 
-def test_official_states_and_goals_are_those_of_the_plain_scene():
+def test_official_states_and_goals_are_those_of_the_plain_scene(make):
     """Same states, snapshots and success along a whole episode, clutter or not."""
-    plain = LiberoEnv("goal", task_ids=8, cameras=())
-    cluttered = LiberoEnv("goal", task_ids=8, cameras=(), variation=ALL_CLUTTER)
+    plain = make("goal", task_ids=8, cameras=())
+    cluttered = make("goal", task_ids=8, cameras=(), variation=ALL_CLUTTER)
     ends = []
     for env in (plain, cluttered):
         _, info = env.reset(seed=0, options={"init_state_id": 4})
@@ -523,7 +509,6 @@ def test_official_states_and_goals_are_those_of_the_plain_scene():
     assert models[0].scene_key != models[1].scene_key and not models[0].clutter
     np.testing.assert_array_equal(models[0].init_states, models[1].init_states)
     assert plain.sim.qpos.shape == cluttered.sim.qpos.shape
-    plain.close(), cluttered.close()
 
 
 def test_clutter_is_solid():
