@@ -186,9 +186,7 @@ def test_threads_do_not_disturb_each_other(model: TaskModel) -> None:
         np.testing.assert_array_equal(got[index], expected[index])
 
 
-def test_set_task_changes_the_goal_only(model: TaskModel) -> None:
-    sim = LiberoSim(model)
-    sim.reset(model.official_layout(0))
+def test_set_task_changes_the_goal_only(model: TaskModel, sim: LiberoSim) -> None:
     before = sim.get_state()
     other = load_task_model(get_task("goal", 7), assets="lite")
     sim.set_task(other)
@@ -200,9 +198,7 @@ def test_set_task_changes_the_goal_only(model: TaskModel) -> None:
     assert not sim.success()
 
 
-def test_an_expert_succeeds_and_the_chunk_stops_there(model: TaskModel) -> None:
-    sim = LiberoSim(model)
-    sim.reset(model.official_layout(0))
+def test_an_expert_succeeds_and_the_chunk_stops_there(model: TaskModel, sim: LiberoSim) -> None:
     expert, actions = make_expert(sim), []
     for _ in range(300):
         actions.append(expert.act())
@@ -216,11 +212,9 @@ def test_an_expert_succeeds_and_the_chunk_stops_there(model: TaskModel) -> None:
     assert same(sim.get_state(), end)
 
 
-def test_a_second_process_does_not_compile_again(model: TaskModel, tmp_path: Path) -> None:
+@pytest.mark.usefixtures("sim")  # makes sure that the cache is filled
+def test_a_second_process_does_not_compile_again(tmp_path: Path) -> None:
     """The kernel comes from numba's disk cache, and MuJoCo's warnings leave no file behind."""
-    sim = LiberoSim(model)
-    sim.reset(model.official_layout(0), settle=False)
-    sim.step(NOOP)  # makes sure that the cache is filled
     script = """
 import numpy as np
 from vla_gym.sim import LiberoSim, osc_fast

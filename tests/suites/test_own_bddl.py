@@ -13,7 +13,7 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 import pytest
-from run_python import run_python
+from run_python import ROOT, run_python
 from world_model_toys import OneView
 
 import vla_gym  # noqa: F401 - registers the ids
@@ -89,11 +89,10 @@ def test_all_of_liberos_own_files_pass_the_checks() -> None:
     assert {"plate", "flat_stove", "white_bottle"} <= set(known_objects())
 
 
-def test_the_file_in_the_docs_is_one(tmp_path: Path) -> None:
-    page = Path(__file__).resolve().parents[2] / "docs" / "environments.md"
-    path = tmp_path / "docs.bddl"
-    path.write_text(page.read_text().partition("```lisp\n")[2].partition("```")[0])
-    (task,) = own_suite(path).tasks
+def test_the_file_in_the_docs_is_one(file: Path) -> None:
+    page = (ROOT / "docs" / "environments.md").read_text()
+    file.write_text(page.partition("```lisp\n")[2].partition("```")[0])
+    (task,) = own_suite(file).tasks
     assert task.goal == "on moka_pot_1 plate_1 and turnon flat_stove_1"
 
 
@@ -286,11 +285,10 @@ def test_the_cache_key_is_of_the_content(tmp_path: Path, file: Path) -> None:
         (OWN + " " * MAX_BYTES, "at most 262144"),
     ],
 )
-def test_what_is_no_task_is_one_error(tmp_path: Path, text: str, message: str) -> None:
-    path = tmp_path / "mine.bddl"
-    path.write_text(text)
-    with pytest.raises(ConfigError, match=f"(?s)mine.bddl.*{message}"):
-        gym.make("Libero-v0", bddl_path=path)
+def test_what_is_no_task_is_one_error(file: Path, text: str, message: str) -> None:
+    file.write_text(text)
+    with pytest.raises(ConfigError, match=f"(?s)pot_and_stove.bddl.*{message}"):
+        gym.make("Libero-v0", bddl_path=file)
 
 
 def test_paths_that_lead_nowhere_are_one_error(tmp_path: Path, file: Path) -> None:
@@ -332,28 +330,25 @@ def test_there_are_no_official_states(file: Path) -> None:
         EvalConfig(bddl_path=(file,), protocol="openvla").check()
     with pytest.raises(UnknownTaskError, match="No expert for task 0"):
         PlayConfig(bddl_path=(file,)).check()
+    file.write_text(edited("- moka_pot ", "- white_bottle "))
     with pytest.raises(AssetError, match="pot_and_stove.bddl needs white_bottle.*assets='libero'"):
-        text = edited("- moka_pot ", "- white_bottle ")
-        file.write_text(text)
         load_task_model(own_suite(file).tasks[0], "lite")
 
 
-def test_what_only_liberos_classes_know_is_one_line(tmp_path: Path) -> None:
-    path = tmp_path / "mine.bddl"
-    path.write_text(edited("(Turnon flat_stove_1)", "(Open flat_stove_1)"))
-    env = gym.make("Libero-v0", bddl_path=path, cameras=())
-    with pytest.raises(CompileError, match="mine.bddl: .*upstream has no rule for") as caught:
+def test_what_only_liberos_classes_know_is_one_line(file: Path) -> None:
+    file.write_text(edited("(Turnon flat_stove_1)", "(Open flat_stove_1)"))
+    env = gym.make("Libero-v0", bddl_path=file, cameras=())
+    with pytest.raises(CompileError, match="stove.bddl: .*upstream has no rule for") as caught:
         env.reset(seed=0)
     assert "\n" not in str(caught.value)
 
 
-def test_nothing_in_a_file_is_executed(tmp_path: Path) -> None:
+def test_nothing_in_a_file_is_executed(tmp_path: Path, file: Path) -> None:
     # LIBERO's reader evaluates the numbers of a yaw_rotation; itertools is a name that it knows.
     evil = OWN.replace("((0.0 0.0))", "((itertools 0.0))", 1)
-    path = tmp_path / "evil.bddl"
-    path.write_text(evil)
-    with pytest.raises(ConfigError, match="evil.bddl.*rows of 2 numbers"):
-        gym.make("Libero-v0", bddl_path=path)
+    file.write_text(evil)
+    with pytest.raises(ConfigError, match="pot_and_stove.bddl.*rows of 2 numbers"):
+        gym.make("Libero-v0", bddl_path=file)
     # Nor would the compile process, had the check let it pass.
     task = LiberoTask("bddl-0", 0, "evil", "", 1, "evil", evil)
     request = scene_request("evil", resolve_asset_pack("lite"), (task,))

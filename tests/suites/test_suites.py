@@ -22,7 +22,6 @@ from vla_gym.suites.libero import load_task_model, own
 from vla_gym.suites.libero.bddl import read_problem
 from vla_gym.suites.libero.tasks import MAX_CONTROL_STEPS, libero_data_root
 
-ROOT = Path(__file__).resolve().parents[2]
 TASKS = [task for suite in SUITES for task in suite_tasks(suite)]
 VARIANT_TASKS = [task for suite in VARIANTS for task in suite_tasks(suite)]
 

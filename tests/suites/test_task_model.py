@@ -12,7 +12,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from run_python import run_python
+from run_python import ROOT, run_python
 
 from vla_gym.assets import AssetPack, resolve_asset_pack
 from vla_gym.errors import CompileError
@@ -25,8 +25,6 @@ from vla_gym.suites.libero import load_task_model, model, requests
 from vla_gym.suites.libero.requests import scene_request
 from vla_gym.suites.libero.scene_file import SceneFile
 from vla_gym.suites.libero.tasks import LiberoTask
-
-ROOT = Path(__file__).resolve().parents[2]
 
 
 def request(scene: str = "goal", digest: str = "digest", root: Path = ROOT) -> SceneRequest:
@@ -255,8 +253,7 @@ def test_a_lock_does_not_follow_links(tmp_path: Path, compiles: list[str]) -> No
 
 
 def test_the_compile_process_has_a_deadline(tmp_path: Path) -> None:
-    pack = resolve_asset_pack("lite")
-    slow = scene_request("goal", pack, suite_tasks("goal"))
+    slow = scene_request("goal", resolve_asset_pack("lite"), suite_tasks("goal"))
     begin = time.monotonic()
     with pytest.raises(CompileError, match="took more than 0.3 s"):
         cache.load_scene(slow, tmp_path, timeout_s=0.3)
@@ -265,9 +262,8 @@ def test_the_compile_process_has_a_deadline(tmp_path: Path) -> None:
 
 
 def test_a_failing_compiler_shows_its_output(tmp_path: Path) -> None:
-    pack = resolve_asset_pack("lite")
     broken = tmp_path / "assets"
-    shutil.copytree(pack.root, broken)
+    shutil.copytree(resolve_asset_pack("lite").root, broken)
     bowl = broken / "stable_scanned_objects" / "akita_black_bowl" / "akita_black_bowl.xml"
     bowl.write_text("<mujoco><worldbody>")
     asked = request(digest="broken", root=broken)
@@ -285,16 +281,11 @@ def test_missing_system_libraries_are_named() -> None:
 
 
 def test_the_compile_process_ends_with_its_parent(tmp_path: Path) -> None:
-    pack = resolve_asset_pack("lite")
-    asked = scene_request("goal", pack, suite_tasks("goal")).arguments | {"out": str(tmp_path)}
-    (tmp_path / "request.json").write_text(json.dumps(asked))
+    asked = scene_request("goal", resolve_asset_pack("lite"), suite_tasks("goal"))
+    file = tmp_path / "request.json"
+    file.write_text(json.dumps(asked.arguments | {"out": str(tmp_path)}))
     child = subprocess.Popen(
-        [
-            sys.executable,
-            "-m",
-            "vla_gym.suites.libero.compile_scene",
-            str(tmp_path / "request.json"),
-        ],
+        [sys.executable, "-m", "vla_gym.suites.libero.compile_scene", str(file)],
         env=cache._compiler_environment(),
         stdin=subprocess.PIPE,
         stdout=subprocess.DEVNULL,

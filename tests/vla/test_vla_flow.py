@@ -255,9 +255,8 @@ def rewrite(folder, change):
     save_file(tensors, folder / "model.safetensors")
 
 
-def test_older_checkpoints_load_as_well(copied, name):
+def test_older_checkpoints_load_as_well(copied, vla, name):
     """Statistics among the weights, names of a compiled policy, heads that nobody reads."""
-    vla = load(f"{name}:{GOLDEN / name}")
     state = load_file(statistics_file(copied))
     for file in copied.glob("policy_*"):
         file.unlink()
@@ -288,7 +287,7 @@ def test_older_checkpoints_load_as_well(copied, name):
 
 
 @pytest.mark.parametrize("name", ["pi0", "pi05"])
-def test_names_without_lerobots_prefix_load_as_well(copied, name):
+def test_names_without_lerobots_prefix_load_as_well(copied, vla):
     """As openpi writes them."""
 
     def change(tensors):
@@ -296,7 +295,6 @@ def test_names_without_lerobots_prefix_load_as_well(copied, name):
             tensors[key.removeprefix("model.")] = tensors.pop(key)
 
     rewrite(copied, change)
-    vla = load(f"{name}:{GOLDEN / name}")
     seen = observe(vla)
     found, wanted = load(copied).infer(*seen).actions, vla.infer(*seen).actions
     torch.testing.assert_close(found, wanted, rtol=0, atol=1e-5)
@@ -443,7 +441,7 @@ def test_code_in_the_folder_of_a_backbone_is_not_run(tmp_path, monkeypatch):
     assert not (tmp_path / "ran").exists()
 
 
-def test_missing_files_of_the_backbone_are_named(copied, name, tmp_path, monkeypatch):
+def test_missing_files_of_the_backbone_are_named(copied, tmp_path, monkeypatch):
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "cache"))
     shutil.move(copied / "vlm", tmp_path / "elsewhere")
     with pytest.raises(WeightsError, match="tokenizer.json of .*hf download"):

@@ -40,7 +40,7 @@ def test_infer_looks_at_the_views_and_the_proprioception_that_it_has(oft, base):
     assert (found > 1e-3) == (case == "l1_2img_proprio")
 
 
-def test_prompts(policies):
+def test_prompts():
     seen = []
     prompts = sequence.Prompts(lambda text: seen.append(text) or [5, 6], 32064)
     assert prompts(["Push the Plate"]) == [(1, 5, 6, 29871)]

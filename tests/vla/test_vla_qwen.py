@@ -50,18 +50,17 @@ def forward(vla, views=VIEWS, instructions=INSTRUCTIONS):
         return vla.action_outputs(views, instructions, PROPRIO[: len(instructions)])
 
 
+def backend(name):
+    """The golden checkpoint as all tests share it."""
+    return load(f"qwen-oft:{GOLDEN / name}")
+
+
 @pytest.fixture(scope="module", params=QWENS)
 def golden(request):
     """A backend and what the reference gave."""
-    folder = GOLDEN / request.param
-    vla = load(f"qwen-oft:{folder}")
+    vla = backend(request.param)
     assert isinstance(vla, QwenOFTBackend) and isinstance(vla, FrozenVLA)
-    return vla, np.load(folder / "reference.npz")
-
-
-@pytest.fixture(scope="module")
-def qwen3():
-    return QwenOFTBackend.from_pretrained(GOLDEN / "qwen3")
+    return vla, np.load(GOLDEN / request.param / "reference.npz")
 
 
 # ---------------------------------------------------------------------- against the reference
@@ -96,7 +95,7 @@ def test_hidden_states_and_actions_are_the_reference_s(golden):
 
 
 def test_a_fixed_prompt_length_changes_nothing():
-    wanted = forward(QwenOFTBackend.from_pretrained(GOLDEN / "qwen25"))
+    wanted = forward(backend("qwen25"))
     vla = QwenOFTBackend.from_pretrained(GOLDEN / "qwen25", pad_to=450)
     passes = []
     vla.model.register_forward_pre_hook(lambda _, args: passes.append(args[1]))
@@ -159,10 +158,10 @@ def test_area_resize_is_opencv_s():
         assert difference.max() <= 1 and (difference > 0).mean() < 1e-3
 
 
-def test_the_gripper_opens_at_minus_one(qwen3):
+def test_the_gripper_opens_at_minus_one():
     normalized = torch.zeros(5, 7)
     normalized[:, 6] = torch.tensor([-3.0, 0.0, 0.49, 0.5, 1.2])
-    assert qwen3.to_env(normalized)[:, 6].tolist() == [1, 1, 1, -1, -1]
+    assert backend("qwen3").to_env(normalized)[:, 6].tolist() == [1, 1, 1, -1, -1]
     assert normalized[0, 6] == -3.0
 
 
@@ -255,8 +254,8 @@ def test_configuration_decides_chunk_image_size_and_prompt(tmp_path):
     assert find_files(run, vlm).chunk_len == 5
 
 
-def test_a_tokenizer_without_padding_token_is_refused(qwen3, monkeypatch):
-    tokenizer = copy.deepcopy(qwen3.prompts._tokenizer)
+def test_a_tokenizer_without_padding_token_is_refused(monkeypatch):
+    tokenizer = copy.deepcopy(backend("qwen3").prompts._tokenizer)
     tokenizer.pad_token = None
     monkeypatch.setattr("transformers.AutoTokenizer.from_pretrained", lambda *_, **__: tokenizer)
     with pytest.raises(WeightsError, match="no padding token"):
@@ -275,9 +274,7 @@ def test_what_is_wrong_with_a_folder_is_said(tmp_path):
     with pytest.raises(ConfigError, match="num_views.*: expected 1 or 2"):
         QwenOFTBackend.from_pretrained(GOLDEN / "qwen3", num_views=3)
     with pytest.raises(ConfigError, match="Expected 8 action tokens"):
-        load(f"qwen-oft:{GOLDEN / 'qwen3'}").infer(
-            rows(0), ["put the <|image_pad|> down"], PROPRIO[:1]
-        )
+        backend("qwen3").infer(rows(0), ["put the <|image_pad|> down"], PROPRIO[:1])
     with pytest.raises(ConfigError, match="does not take these options"):
         load(f"qwen-oft:{GOLDEN / 'qwen3'}", views=2)
 
