@@ -23,8 +23,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from run_python import ROOT
 
-ROOT = Path(__file__).resolve().parents[2]
 CAMERAS = ("agentview", "robot0_eye_in_hand")
 DEADLINE_S = 280.0
 
@@ -85,13 +85,10 @@ class Upstream:
         return self._log.read_text(errors="replace")[-3000:]
 
     def close(self) -> None:
-        """End the child: it leaves at the end of its input."""
+        """End the child, which has nothing to put away."""
         self._connection.close()
-        try:
-            self._process.wait(10)
-        except subprocess.TimeoutExpired:
-            self._process.kill()
-            self._process.wait()
+        self._process.kill()
+        self._process.wait()
         self._folder.cleanup()
 
 
@@ -107,10 +104,10 @@ class _Child:
         self._built: tuple[Any, ...] = ()
 
     def build(self, suite: str, task_id: int, image_size: int | None = None) -> None:
-        """Make the env of a task, cameras only with an image size, and reset it once.
+        """Make the env of a task, cameras only with an image size.
 
         The one that there is stays if it is of that task: what plays in it begins with
-        :meth:`start` or :meth:`sync`.
+        :meth:`start` or :meth:`sync`; with cameras it begins with ``start(through_reset=True)``.
         """
         from vla_gym.suites import get_task
 
@@ -130,8 +127,8 @@ class _Child:
             }
         self.env = self._make(get_task(suite, task_id).bddl_file, **options)
         self.env.seed(0)
-        self.env.reset()
-        self._keep_fresh_controller()
+        if image_size is None:
+            self._reset()
         self._built = wanted
 
     @property
@@ -148,8 +145,9 @@ class _Child:
             body = model.body(self._domain.fixtures_dict[name].root_body).id
             model.body_pos[body], model.body_quat[body] = p, q
 
-    def _keep_fresh_controller(self) -> None:
-        """Remember what the controller holds after upstream's reset, see :meth:`start`."""
+    def _reset(self) -> None:
+        """Reset upstream, and remember what the controller holds then, see :meth:`start`."""
+        self.env.reset()
         self._fresh = dict(vars(self._domain.robots[0].controller))
 
     def _clear_counters(self) -> None:
@@ -171,8 +169,7 @@ class _Child:
         import mujoco
 
         if through_reset:
-            self.env.reset()
-            self._keep_fresh_controller()
+            self._reset()
         model, data = self._raw
         self._place(names, layout.fixture_pos, layout.fixture_quat)
         robot = self._domain.robots[0]
