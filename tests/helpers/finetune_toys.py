@@ -6,6 +6,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import td3_toys
 import torch
 from on_policy_toys import tiny_vla, toy_envs
 from toy_token_env import GAMMA, TEXTS, ToyTokenEnv
@@ -14,19 +15,16 @@ import vla_gym.wrappers.vector_base as vector_wrapper
 from vla_gym.rl_token import RLTokenDecoder, RLTokenEncoder, RLTokenModelConfig
 from vla_gym.vector import LiberoVectorEnv
 from vla_gym.wrappers.vector import FrozenVLAObservation
-from vla_gym_trainers import TD3BC, TD3Config
+from vla_gym_trainers import TD3BC
 
 CHUNK_LEN = 4
 SMALL: dict[str, Any] = {
+    **td3_toys.SMALL,
     "gamma": GAMMA,
-    "learning_starts": 16,
-    "critic_warmup_steps": 5,
-    "batch_size": 16,
     "buffer_size": 60,
     "train_freq": 4,
     "utd_ratio": 0.5,
     "ahead": 0,
-    "net_arch": (16,),
     "vla_update_freq": 8,
     "vla_batch_size": 8,
     "vla_micro_batch_size": 3,
@@ -90,5 +88,4 @@ def player_envs(num_envs: int) -> LiberoVectorEnv:
 def make_model(folder: Path, *, token: str = "decoder", env: Any = None, **changes: Any) -> TD3BC:
     """Make an untrained one; ``token``: with a ``decoder``, ``encoder`` alone, or the ``mean``."""
     encoder = None if token == "mean" else save_token(folder, token == "decoder")
-    env = env or make_env(tiny_vla(), encoder)
-    return TD3BC("RLTokenPolicy", env, TD3Config(**{**SMALL, **changes}), seed=3)
+    return td3_toys.td3_bc(env or make_env(tiny_vla(), encoder), seed=3, **{**SMALL, **changes})

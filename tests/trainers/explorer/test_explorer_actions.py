@@ -5,17 +5,16 @@ import pytest
 import torch
 from explorer_toys import SMALL
 from on_policy_toys import tiny_vla, toy_envs
+from td3_toys import td3_bc
 from toy_token_env import TEXTS
 
 from vla_gym.errors import ConfigError
 from vla_gym.rollout.policies import Info
 from vla_gym.wrappers.vector import FrozenVLAObservation
-from vla_gym_trainers import TD3BC, TD3Config
 from vla_gym_trainers.explorer.actions import ExplorerActions
 from vla_gym_trainers.on_policy.config import PPOConfig
 from vla_gym_trainers.on_policy.networks import make_networks
 from vla_gym_trainers.on_policy.validation import PolicyPlayer
-from vla_gym_trainers.runs.sb3_vec_env import sb3_vec_env
 from vla_gym_trainers.td3.config import TD3RunConfig
 
 
@@ -127,9 +126,6 @@ def test_saved_states_hold_the_explorers_memory():
 def test_td3s_warm_up_plays_the_explorer_and_then_the_actor():
     wrapped = ExplorerActions(toy_envs(2, size=128), explorer())
     envs = FrozenVLAObservation(wrapped, tiny_vla(), rl_token=None, chunk_len=None)
-    config = TD3Config(
-        learning_starts=8, critic_warmup_steps=2, train_freq=2, batch_size=4, buffer_size=64
-    )
     asked = []
     explore = ExplorerActions.explore
 
@@ -138,8 +134,7 @@ def test_td3s_warm_up_plays_the_explorer_and_then_the_actor():
         return asked[-1]
 
     wrapped.explore = counting.__get__(wrapped)
-    model = TD3BC("RLTokenPolicy", sb3_vec_env(envs), config, seed=0)
-    model.learn(16)
+    model = td3_bc(envs, learning_starts=8, train_freq=2, buffer_size=64).learn(16)
     assert len(asked) == 4, "8 chunks of two environments"
     buffer = model.replay_buffer
     stored = buffer.actions[:16].reshape(-1, 2, 4, 7)

@@ -4,6 +4,7 @@ import json
 
 import numpy as np
 import pytest
+from td3_toys import SMALL
 
 from vla_gym_trainers.cli import main
 from vla_gym_trainers.evaluation.config import EvalConfig
@@ -53,9 +54,7 @@ def test_three_phases_end_to_end(tmp_path, capsys):
         chunk_len=4,
         num_envs=2,
         workers=1,
-        learning_starts=16,
-        critic_warmup_steps=4,
-        batch_size=8,
+        **SMALL,
         total_timesteps=32,
         eval_states=0,
         explore_with=last,

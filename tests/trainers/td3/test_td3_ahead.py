@@ -10,13 +10,13 @@ from typing import Any
 import numpy as np
 import pytest
 from resume_target import TINY, make_toy_player, use_toy
-from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.vec_env import DummyVecEnv
+from td3_toys import td3_bc
 from toy_env import ToyReach
 
 from vla_gym.errors import ConfigError
 from vla_gym.rollout.episodes import sampled_starts
-from vla_gym_trainers import TD3BC, TD3Config
+from vla_gym_trainers import TD3BC
 from vla_gym_trainers.report.data import read_rows
 from vla_gym_trainers.runs.run_dir import RunDir
 from vla_gym_trainers.td3.closed_loop import BestModel
@@ -29,29 +29,9 @@ def clean() -> Any:
     assert not [t for t in threading.enumerate() if t.name == "collector"]
 
 
-def make(env: Any = None, **changes: Any) -> TD3BC:
-    settings: dict[str, Any] = {
-        "learning_starts": 32,
-        "critic_warmup_steps": 5,
-        "batch_size": 16,
-        "utd_ratio": 0.5,
-        "train_freq": 2,
-        "ahead": 3,
-        "net_arch": (16,),
-    }
-    config = TD3Config(**{**settings, **changes})
-    return TD3BC("RLTokenPolicy", env or DummyVecEnv([ToyReach, ToyReach]), config, seed=3)
-
-
-class Watch(BaseCallback):
-    """Stops after so many steps."""
-
-    def __init__(self, stop_after: int) -> None:
-        super().__init__()
-        self.stop_after = stop_after
-
-    def _on_step(self) -> bool:
-        return self.n_calls < self.stop_after
+def make(**changes: Any) -> TD3BC:
+    settings = {"learning_starts": 32, "utd_ratio": 0.5, "train_freq": 2, "ahead": 3, **changes}
+    return td3_bc(DummyVecEnv([ToyReach, ToyReach]), seed=3, **settings)
 
 
 def test_collects_ahead_within_bounds_and_learns_what_it_is_worth() -> None:
@@ -70,7 +50,7 @@ def test_collects_ahead_within_bounds_and_learns_what_it_is_worth() -> None:
 
 def test_a_callback_stops_it_and_what_was_collected_comes_first() -> None:
     model = make()
-    model.learn(100_000, callback=Watch(stop_after=30))
+    model.learn(100_000, callback=lambda *_: model.num_timesteps < 60)
     assert model.num_timesteps == model.replay_buffer.num_added == 60
     waiting = len(model.pipeline_state["ready"])
     assert waiting <= 3
@@ -111,17 +91,13 @@ def test_evaluation_goes_on_beside_collecting(tmp_path: Path) -> None:
     player.play = held  # type: ignore[method-assign]
     best = BestModel(player, starts, run, 20, background=True)
 
-    class Evaluate(BaseCallback):
-        def _on_rollout_start(self) -> None:
-            if best.is_due(self.model.num_timesteps):
-                best.begin(self.model, self.model.num_timesteps)  # type: ignore[arg-type]
-            assert best.poll() == {}
-
-        def _on_step(self) -> bool:
-            return True
+    def evaluate(*_: Any) -> bool:
+        if best.is_due(model.num_timesteps):
+            best.begin(model, model.num_timesteps)
+        return best.poll() == {}
 
     model = make()
-    model.learn(80, callback=Evaluate())
+    model.learn(80, callback=evaluate)
     assert model.num_timesteps == 80  # the evaluation begun at chunk 20 is still held
     assert not run.best.exists()
     release.set()

@@ -4,12 +4,11 @@ import pickle
 from types import SimpleNamespace
 
 import numpy as np
+from td3_toys import td3_bc
 from toy_env import ToyReach
 
 from vla_gym_trainers.td3.callback import RunCallback
-from vla_gym_trainers.td3.config import TD3RunConfig
 from vla_gym_trainers.td3.episode_log import EpisodeLog, lowest_window
-from vla_gym_trainers.td3.train import build_model
 
 
 def test_lowest_window_against_every_window():
@@ -44,8 +43,6 @@ def test_rates_by_task_and_what_comes_back():
 
 def test_what_the_vla_plays_in_the_actors_place_is_of_the_warm_up():
     """A block of 8 ends after chunk 64 and is learnt from; the next one has begun before that."""
-    settings = {"learning_starts": 64, "critic_warmup_steps": 5, "batch_size": 16, "gamma": 0.98}
-    config = TD3RunConfig(**settings, ahead=1, train_freq=8, net_arch=(8,), total_timesteps=144)
     run = SimpleNamespace(
         checkpoint=None,
         is_late=False,
@@ -54,6 +51,6 @@ def test_what_the_vla_plays_in_the_actors_place_is_of_the_warm_up():
         show=lambda *_: None,
     )
     callback = RunCallback(run)
-    model = build_model(config, ToyReach(max_control_steps=4))  # an episode is one chunk
-    model.learn(144, callback=callback)
+    env = ToyReach(max_control_steps=4)  # an episode is one chunk
+    td3_bc(env, learning_starts=64, gamma=0.98, ahead=1, train_freq=8).learn(144, callback)
     assert len(callback.episodes.warmup) == 80 and len(callback.episodes.trained) == 64

@@ -7,9 +7,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from td3_toys import td3_bc
 from toy_env import ToyReach
 
-from vla_gym_trainers import TD3BC, TD3Config
+from vla_gym_trainers import TD3BC
 from vla_gym_trainers.td3.acting import ActorWeights
 from vla_gym_trainers.td3.policy import RLTokenPolicy
 from vla_gym_trainers.td3.updates import actor_step
@@ -19,10 +20,7 @@ Obs = dict[str, Any]
 
 def make(**changes: Any) -> TD3BC:
     """Return a policy after some training, so that its correction is not zero."""
-    config = TD3Config(
-        learning_starts=16, critic_warmup_steps=5, batch_size=16, net_arch=(16,), **changes
-    )
-    return TD3BC("RLTokenPolicy", ToyReach(), config, seed=1).learn(64)
+    return td3_bc(**changes).learn(64)
 
 
 def correction(model: TD3BC, obs: Obs) -> np.ndarray:

@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.vec_env import DummyVecEnv
+from td3_toys import td3_bc
 from toy_env import ToyReach
 
 from vla_gym.errors import ConfigError
@@ -30,10 +30,8 @@ FAST: dict[str, Any] = {
 }
 
 
-def make(env: Any = None, **changes: Any) -> TD3BC:
-    apart = {k: changes.pop(k) for k in ("seed", "tensorboard_log") if k in changes}
-    config = TD3Config(**{**FAST, **changes})
-    return TD3BC("RLTokenPolicy", env or ToyReach(), config, **{"seed": 3, **apart})
+def make(env: Any = None, seed: int = 3, **changes: Any) -> TD3BC:
+    return td3_bc(env, seed, **{**FAST, **changes})
 
 
 def success_rate(model: TD3BC | None, episodes: int = 100) -> float:
@@ -185,17 +183,16 @@ def test_a_model_of_a_gpu_is_loaded_on_a_cpu(tmp_path: Path) -> None:
 
 
 def test_parallel_envs_callbacks_and_metrics(tmp_path: Path) -> None:
-    class Count(BaseCallback):
-        steps = 0
+    steps = []
 
-        def _on_step(self) -> bool:
-            self.steps += 1
-            return True
+    def callback(*_: Any) -> bool:
+        steps.append(model.num_timesteps)
+        return True
 
-    callback = Count()
-    model = make(DummyVecEnv([ToyReach, ToyReach]), train_freq=4, tensorboard_log=str(tmp_path))
+    model = make(DummyVecEnv([ToyReach, ToyReach]), train_freq=4)
+    model.tensorboard_log = str(tmp_path)
     model.learn(120, callback=callback, log_interval=1)
-    assert callback.steps == 60
+    assert steps == list(range(2, 121, 2))
     assert model.replay_buffer.num_added == 120
     # blocks of 2 x 4 chunks; the 8 of them that end after chunk 60 (64, 72, ..., 120) learn
     assert model._n_updates == 64
@@ -221,10 +218,7 @@ def test_bad_settings(name: str, value: Any) -> None:
 
 
 def test_wrong_spaces_are_refused() -> None:
-    class NoToken(ToyReach):
-        def __init__(self) -> None:
-            super().__init__()
-            del self.observation_space.spaces["rl_token"]
-
+    env = ToyReach()
+    del env.observation_space.spaces["rl_token"]
     with pytest.raises(ConfigError, match="rl_token"):
-        make(NoToken())
+        make(env)

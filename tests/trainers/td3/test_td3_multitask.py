@@ -11,11 +11,11 @@ import numpy as np
 import pytest
 import torch
 from resume_target import TINY
+from td3_toys import td3_bc
 from toy_env import CHUNK_LEN, ToyReach, in_process
 
 from vla_gym.errors import ConfigError, WorkerError
 from vla_gym.rollout.episodes import sampled_starts
-from vla_gym_trainers import TD3BC
 from vla_gym_trainers.evaluation.run_player import RunPlayer
 from vla_gym_trainers.evaluation.trained import load_policy
 from vla_gym_trainers.networks import reference_chunk
@@ -27,14 +27,6 @@ from vla_gym_trainers.td3.config import TD3Config, TD3RunConfig
 from vla_gym_trainers.td3.task_sampler import TaskSampler
 from vla_gym_trainers.td3.train import build_model, guard_policy
 from vla_gym_trainers.td3.updates import actor_step
-
-TOY: dict[str, Any] = {
-    "learning_starts": 16,
-    "critic_warmup_steps": 0,
-    "batch_size": 16,
-    "net_arch": (16,),
-}
-
 
 #: Task 0: the reference misses by a constant that a policy can learn. Task 1: it hardly misses.
 BIASES = {0: (0.05, -0.04, 0.03), 1: (0.0, 0.0, 0.0)}
@@ -99,7 +91,7 @@ def test_batches_hold_tasks_alike_and_the_loss_tells_them_apart(monkeypatch) -> 
 def test_the_guard_plays_the_vla_where_the_policy_is_worse(tmp_path: Path) -> None:
     player = RunPlayer(in_process(lambda _: ToyTasks(), 4, "DISABLED"), CHUNK_LEN)
     with closing(make_tasks()) as env, closing(player):
-        model = TD3BC("RLTokenPolicy", env, TD3Config(**TOY), seed=1)
+        model = td3_bc(env)
         with torch.no_grad():  # as far as it can in one direction
             model.policy.actor.head.bias[:] = 9.0
         guard = guard_policy(model.policy, player, sampled_starts("toy", (0, 1), 8, 7))
@@ -226,13 +218,10 @@ def test_networks_are_told_the_task(told: bool, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("option", [{"task_sampling": "unsolved"}, {"use_task_id": True}])
 def test_what_depends_on_tasks_needs_them(option: dict[str, Any]) -> None:
-    class NoTask(ToyReach):
-        def __init__(self) -> None:
-            super().__init__()
-            del self.observation_space.spaces["task_id"]
-
+    env = ToyReach()
+    del env.observation_space.spaces["task_id"]
     with pytest.raises(ConfigError, match="need to know an episode's task"):
-        TD3BC("RLTokenPolicy", NoTask(), TD3Config(**option))
+        td3_bc(env, **option)
 
 
 def test_beta_halves_after_the_warm_up() -> None:
@@ -255,7 +244,6 @@ def test_actor_steps_have_the_beta_of_their_time(monkeypatch: pytest.MonkeyPatch
         return actor_step(policy, batch, bc_weight, **rest)
 
     monkeypatch.setattr("vla_gym_trainers.td3.updates.actor_step", record)
-    config = TD3Config(**{**TOY, "bc_half_life": 16, "ahead": 0, "train_freq": 8})
-    TD3BC("RLTokenPolicy", ToyReach(), config, seed=1).learn(48)
+    td3_bc(critic_warmup_steps=0, bc_half_life=16, ahead=0, train_freq=8).learn(48)
     # 16 chunks of warm-up, then blocks of 8
     assert sorted(set(seen), reverse=True) == pytest.approx([2**-0.5, 0.5, 2**-1.5, 0.25])

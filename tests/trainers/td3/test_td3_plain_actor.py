@@ -7,22 +7,16 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from toy_env import CHUNK_LEN, ToyReach
+from td3_toys import td3_bc
+from toy_env import CHUNK_LEN
 
-from vla_gym_trainers import TD3BC, TD3Config
+from vla_gym_trainers import TD3BC
 from vla_gym_trainers.networks import ChunkActor, reference_chunk
-
-FAST: dict[str, Any] = {
-    "learning_starts": 64,
-    "critic_warmup_steps": 20,
-    "batch_size": 32,
-    "net_arch": (32,),
-    "actor": "plain",
-}
 
 
 def make(**changes: Any) -> TD3BC:
-    return TD3BC("RLTokenPolicy", ToyReach(), TD3Config(**{**FAST, **changes}), seed=3)
+    settings = {"learning_starts": 64, "batch_size": 32, "net_arch": (32,), "actor": "plain"}
+    return td3_bc(seed=3, **{**settings, "critic_warmup_steps": 20, **changes})
 
 
 def random_actor(plain: bool) -> ChunkActor:

@@ -10,21 +10,19 @@ from typing import Any
 import numpy as np
 import pytest
 from safetensors.torch import load_file, save_file
+from td3_toys import td3_bc
 from toy_env import ToyReach
 from trees import assert_same
 
 from vla_gym.errors import WeightsError
-from vla_gym_trainers import TD3BC, TD3Config
+from vla_gym_trainers import TD3BC
 from vla_gym_trainers.evaluation.trained import load_policy
 from vla_gym_trainers.td3.policy import RLTokenPolicy
-
-SMALL: dict[str, Any] = {"learning_starts": 16, "critic_warmup_steps": 5, "batch_size": 16}
 
 
 @pytest.fixture(scope="module")
 def model() -> TD3BC:
-    config = TD3Config(net_arch=(16,), residual_basis=3, **SMALL)
-    return TD3BC("RLTokenPolicy", ToyReach(), config, seed=1).learn(64)
+    return td3_bc(residual_basis=3).learn(64)
 
 
 def header(path: Path) -> dict[str, Any]:

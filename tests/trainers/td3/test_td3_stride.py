@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 import pytest
 from gymnasium import spaces
+from td3_toys import td3_bc
 from toy_env import InPieces, in_process
 
 from vla_gym.errors import ConfigError
-from vla_gym_trainers import TD3BC, TD3Config
 from vla_gym_trainers.rollout.chunks import ChunkEnvs, Piece
 from vla_gym_trainers.runs.sb3_vec_env import SB3VecEnv
 from vla_gym_trainers.td3.replay import ChunkReplayBuffer
@@ -206,22 +206,7 @@ def test_it_survives_pickling_with_pieces_under_way() -> None:
 @pytest.mark.parametrize(("ahead", "groups"), [(0, 1), (1, 2)])
 def test_they_reach_the_buffer_of_a_training(ahead: int, groups: int) -> None:
     with closing(make(2, num_envs=2)) as env:
-        model = TD3BC(
-            "RLTokenPolicy",
-            env,
-            TD3Config(
-                learning_starts=16,
-                critic_warmup_steps=2,
-                batch_size=8,
-                utd_ratio=0.5,
-                gamma=GAMMA,
-                ahead=ahead,
-                groups=groups,
-                net_arch=(8,),
-            ),
-            seed=0,
-        )
-        model.learn(64)
+        model = td3_bc(env, utd_ratio=0.5, gamma=GAMMA, ahead=ahead, groups=groups).learn(64)
         assert model.num_timesteps == 64
         chunks, inside = 64, model.replay_buffer.num_added - 64
         # One a chunk, but for the last one of each episode that is running
