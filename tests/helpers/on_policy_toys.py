@@ -1,5 +1,6 @@
 """A tiny VLA and the toy environment, put together for the on-policy tests."""
 
+import copy
 from contextlib import closing
 from functools import partial
 
@@ -67,6 +68,13 @@ def toy_factories(config, **toy):
 def toy_rollout(num_envs=4, episodes=2, num_chunks=5, group_size=1, *, policy=None, first_env=0):
     sizes = num_envs, num_chunks, episodes
     return Rollout(policy or tiny_policy(), *sizes, group_size=group_size, first_env=first_env)
+
+
+def part_of(rollout, rows=slice(None)):
+    """A copy of some of its rows, to be changed."""
+    part = copy.copy(rollout)
+    part.data = rollout.data[rows].clone()
+    return part
 
 
 def random_targets(rollout, seed=0):

@@ -1,6 +1,5 @@
 """Two processes over gloo learn what one process learns on the same global batch."""
 
-import copy
 import multiprocessing
 import os
 import socket
@@ -8,7 +7,7 @@ from contextlib import nullcontext
 
 import pytest
 import torch
-from on_policy_toys import collected, shuffled, tiny_policy
+from on_policy_toys import collected, part_of, shuffled, tiny_policy
 
 from vla_gym_trainers.on_policy.config import PPOConfig
 from vla_gym_trainers.on_policy.distributed import (
@@ -38,8 +37,7 @@ def rollout():
 
 def learn(rollout, rows, kept_rows, weights, among):
     """Learn from some rows; parameters begin differently in each process but the first."""
-    part = copy.copy(rollout)
-    part.data = rollout.data[rows]
+    part = part_of(rollout, rows)
     generator = torch.Generator().manual_seed(0)
     advantages = torch.randn(rollout.data.shape, generator=generator)[rows]
     returns = torch.rand(rollout.data.shape, generator=generator)[rows]

@@ -72,6 +72,12 @@ def policy_of(kind, what="lora", **options):
     return {"own": OwnPolicy, "tokens": TokenPolicy}[kind](vla, **options)
 
 
+@pytest.fixture(scope="module")
+def rollout():
+    """Played by ``policy_of("gaussian")``."""
+    return collected(policy_of("gaussian"), seed=3)
+
+
 # The normal distribution
 
 
@@ -327,19 +333,17 @@ def test_dropout_is_on_while_learning_only():
     assert torch.equal(policy.act(*inputs).log_probs, calm)
 
 
-def test_an_update_keeps_sigma_below_the_share_of_its_phase():
+def test_an_update_keeps_sigma_below_the_share_of_its_phase(rollout):
     policy = policy_of("gaussian")
-    rollout = collected(policy, seed=3)
     learner = Learner(policy, PPOConfig(policy="gaussian", sigma=0.1, num_minibatches=1))
     learner.update(rollout, *random_targets(rollout), Phase(sigma_share=0.5))
     assert torch.allclose(policy.noise.log_std.exp(), 0.5 * torch.tensor(SIGMAS))
 
 
-def test_sigma_has_a_learning_rate_of_its_own():
+def test_sigma_has_a_learning_rate_of_its_own(rollout):
     moved = []
     for rate in (None, 0.02):
         policy = policy_of("gaussian")
-        rollout = collected(policy, seed=3)
         before = {n: p.detach().clone() for n, p in policy.named_parameters().items()}
         settings = {"policy": "gaussian", "sigma": 0.1, "num_minibatches": 1}
         config = PPOConfig(**settings, learning_rate=1e-4, sigma_learning_rate=rate)
@@ -352,11 +356,8 @@ def test_sigma_has_a_learning_rate_of_its_own():
         torch.testing.assert_close(own[name], share * change, rtol=2e-3, atol=1e-7)
 
 
-def test_an_update_without_memory_is_skipped_and_counted(monkeypatch):
-    policy = policy_of("gaussian")
-    rollout = collected(policy, seed=3)
-    valid = rollout.data["valid"]
-    targets = torch.ones(rollout.data.shape), valid, torch.ones(rollout.data.shape)
+def test_an_update_without_memory_is_skipped_and_counted(rollout, monkeypatch):
+    policy, targets = policy_of("gaussian"), random_targets(rollout)
     learner = Learner(policy, PPOConfig(num_minibatches=2))
     calls, distribution = [], policy.distribution
 

@@ -1,10 +1,8 @@
 """The learner: exact accumulation, clipping and skipping, early stop, what each loss moves."""
 
-import copy
-
 import pytest
 import torch
-from on_policy_toys import collected, moved, random_targets, shuffled, tiny_policy
+from on_policy_toys import collected, moved, part_of, random_targets, shuffled, tiny_policy
 
 from vla_gym.errors import ConfigError
 from vla_gym_trainers.on_policy.config import PPOConfig
@@ -27,8 +25,7 @@ def learner_of(policy=None, reference=None, **settings):
 
 def test_micro_batches_add_up_to_the_whole_batch(rollout):
     # Every loss at once; tokens masked, two instructions, 9 chunks: no size divides them.
-    rollout = copy.copy(rollout)
-    rollout.data = rollout.data.clone()
+    rollout = part_of(rollout)
     rollout.data["valid"][:, 2:] = False
     rollout.data["valid"][1:, 1] = False
     assert rollout.data["valid"].sum() == 9
@@ -58,8 +55,7 @@ def test_micro_batches_add_up_to_the_whole_batch(rollout):
 
 def test_teachers_chunks_and_dropped_rows_are_not_reinforced(rollout):
     advantages, keep, _ = random_targets(rollout)
-    rollout = copy.copy(rollout)
-    rollout.data = rollout.data.clone()
+    rollout = part_of(rollout)
     rollout.data["by_teacher"][:4] = True
     keep = keep.clone()
     keep[6:] = False
@@ -166,8 +162,7 @@ def test_kl_stops_the_update(rollout):
 def test_the_reference_holds_what_has_no_contrast(rollout):
     """Nothing is kept of the rollout: the KL alone brings the student's chunks back."""
     advantages, keep, _ = random_targets(rollout)
-    rollout = copy.copy(rollout)
-    rollout.data = rollout.data.clone()
+    rollout = part_of(rollout)
     rollout.data["by_teacher"][0] = True
     valid = rollout.data["valid"]
     policy, reference = tiny_policy(), tiny_policy()

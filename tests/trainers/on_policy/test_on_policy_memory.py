@@ -1,11 +1,9 @@
 """A recurrent policy: what is carried while it plays, and what its windows learn."""
 
-import copy
-
 import numpy as np
 import pytest
 import torch
-from on_policy_toys import random_targets, rollouts_of
+from on_policy_toys import part_of, random_targets, rollouts_of
 from test_on_policy_distributed import assert_as_one, two_processes
 from test_on_policy_rl_token import networks_of
 from toy_memory_env import ProprioVLA
@@ -38,6 +36,12 @@ def play(policy, *, chunks=24, episodes=None, times=1, groups=1, seed=3, num_env
     sizes = {"num_envs": num_envs, "num_chunks": chunks, "episodes": episodes}
     toy = {"chunk_len": 2, "goal": 0.5, **toy}
     return rollouts_of(policy, sizes, times=times, groups=groups, seed=seed, **toy)
+
+
+@pytest.fixture(scope="module")
+def rollouts():
+    """Two, one after the other; not to be changed."""
+    return play(recurrent(), times=2)
 
 
 @torch.no_grad()
@@ -128,21 +132,19 @@ def learner_of(policy, reference=None, group=None, **settings):
 @pytest.mark.parametrize(
     ("memory_start", "sequential"), [("stored", True), ("recomputed", True), ("stored", False)]
 )
-def test_the_first_ratios_are_one(memory_start, sequential):
+def test_the_first_ratios_are_one(rollouts, memory_start, sequential):
     """To float32: acting sees 4 rows at once and learning more, so products may round apart."""
-    policy = recurrent()
-    _, rollout = play(policy, times=2)
+    _, rollout = rollouts
     assert rollout.data["memory"][:, 0].any()  # an episode of the rollout before goes on
     settings = {"memory_start": memory_start, "sequential_training": sequential}
     phase = Phase(value=False)
 
     def deviation(rollout):
-        learner = learner_of(copy.deepcopy(policy), **settings)
+        learner = learner_of(recurrent(), **settings)
         return learner.update(rollout, *random_targets(rollout), phase)["train/ratio_deviation"]
 
     assert deviation(rollout) < 2e-6
-    forgotten = copy.copy(rollout)
-    forgotten.data = rollout.data.clone()
+    forgotten = part_of(rollout)
     forgotten.data["memory"].zero_()
     assert deviation(forgotten) > 1e-3
 
@@ -180,9 +182,8 @@ def by_hand(policy, rollout, targets, length, start):
 
 
 @pytest.mark.parametrize("memory_start", ["stored", "recomputed"])
-def test_the_gradient_is_that_of_an_unrolled_loop_cut_off_at_windows(memory_start):
-    policy = recurrent()
-    _, rollout = play(policy, times=2)
+def test_the_gradient_is_that_of_an_unrolled_loop_cut_off_at_windows(rollouts, memory_start):
+    policy, (_, rollout) = recurrent(), rollouts
     with torch.no_grad():  # a little away from who acted: what is stored is stale
         for p in policy.named_parameters().values():
             p.add_(0.02 * torch.randn(p.shape, generator=torch.Generator().manual_seed(1)))
@@ -204,9 +205,8 @@ def test_the_gradient_is_that_of_an_unrolled_loop_cut_off_at_windows(memory_star
         assert (found[a][gru] - found[b][gru]).abs().max() > 1e-2 * found[b][gru].abs().max()
 
 
-def test_minibatches_are_made_of_whole_windows():
-    policy = recurrent()
-    (rollout,) = play(policy)
+def test_minibatches_are_made_of_whole_windows(rollouts):
+    policy, (rollout, _) = recurrent(), rollouts
     batch = gather(policy, rollout, *random_targets(rollout), Phase(), length=4)
     learner, seen = learner_of(policy, num_minibatches=3, micro_batch_size=9), []
     learner.gradient = lambda *inputs: seen.append(inputs[1])
@@ -242,9 +242,8 @@ def test_chunks_that_no_loss_needs_only_lead_to_others():
     assert counts["policy_loss"] == keep.sum() and counts["value_loss"] == 0
 
 
-def test_micro_batches_add_up_to_the_whole_batch():
-    policy, reference = recurrent(), recurrent(seed=1)
-    (rollout,) = play(policy)
+def test_micro_batches_add_up_to_the_whole_batch(rollouts):
+    policy, reference, (rollout, _) = recurrent(), recurrent(seed=1), rollouts
     gradients = []
     for size in (4, 7, 1000):
         learner = learner_of(policy, reference, kl_coef=0.1, entropy_coef=0.01)
@@ -260,9 +259,8 @@ def test_micro_batches_add_up_to_the_whole_batch():
             assert scale > 1e-5 and (other[name] - gradient).abs().max() <= 1e-7 + 1e-5 * scale
 
 
-def test_the_reference_remembers_by_itself():
-    policy, reference = recurrent(), recurrent(seed=1)
-    (rollout,) = play(policy)
+def test_the_reference_remembers_by_itself(rollouts):
+    policy, reference, (rollout, _) = recurrent(), recurrent(seed=1), rollouts
     batch = gather(policy, rollout, *random_targets(rollout), Phase(), held=True, length=4)
     found = refer(reference, rollout, batch, 5)
     for row in range(4):
@@ -284,11 +282,10 @@ def test_the_reference_remembers_by_itself():
         assert (seen["memory"] - data["memory"][slots]).abs().max() > 1e-2
 
 
-def test_what_is_recomputed_is_what_the_policy_would_remember_now():
-    policy = recurrent()
-    first, second = play(policy, times=2)
+def test_what_is_recomputed_is_what_the_policy_would_remember_now(rollouts):
+    first, second = map(part_of, rollouts)
     kept = second.data["memory"]
-    torch.testing.assert_close(recompute(policy, second.data), kept, atol=1e-6, rtol=0)
+    torch.testing.assert_close(recompute(recurrent(), second.data), kept, atol=1e-6, rtol=0)
     other = recurrent(seed=1)
     for rollout in (first, second):
         fresh = recompute(other, rollout.data)
@@ -304,29 +301,25 @@ def test_what_is_recomputed_is_what_the_policy_would_remember_now():
     assert not torch.equal(recompute(other, first.data)[2], first.data["memory"][2])
 
 
-def test_the_first_rollout_is_remembered_with_the_normaliser_that_it_gives():
-    policy = recurrent()
-    (rollout,) = play(policy)
-    before = rollout.data["memory"].clone()
+def test_the_first_rollout_is_remembered_with_the_normaliser_that_it_gives(rollouts):
+    policy, rollout = recurrent(), part_of(rollouts[0])
     policy.begin(rollout.data, ProcessGroup())
-    assert (rollout.data["memory"] - before).abs().max() > 1e-2
+    assert (rollout.data["memory"] - rollouts[0].data["memory"]).abs().max() > 1e-2
     for row in range(4):
         torch.testing.assert_close(
             rollout.data["memory"][row], replayed(policy, rollout, row)[0], atol=1e-6, rtol=0
         )
 
 
-def test_two_processes_equal_one(tmp_path):
-    (rollout,) = play(recurrent())
+def test_two_processes_equal_one(rollouts, tmp_path):
+    rollout, _ = rollouts
     settings = {"learning_rate": 3e-3, "epochs": 2, "num_minibatches": 3, "value_epochs": 1}
 
     def learn(among, rows):
-        part = copy.copy(rollout)
-        part.data = rollout.data[rows]
         policy = recurrent(seed=among.rank)
         learner = learner_of(policy, group=among, memory_start="recomputed", **settings)
         targets = (target[rows] for target in random_targets(rollout))
-        return policy.state_dict(), learner.update(part, *targets)
+        return policy.state_dict(), learner.update(part_of(rollout, rows), *targets)
 
     halves = slice(0, 1), slice(1, 4)
     found = two_processes(tmp_path, lambda among: learn(among, halves[among.rank]))

@@ -29,6 +29,11 @@ def fitted(policy, *pairs, epochs, rate=3e-3):
     )
 
 
+@pytest.fixture(scope="module")
+def rollout():
+    return collected(tiny_policy(value=True), seed=3)
+
+
 @pytest.mark.parametrize("epsilon", [None, 0.5])
 def test_inputs_are_what_values_were_read_off(epsilon):
     policy, actor = tiny_policy(value=True), None
@@ -44,9 +49,8 @@ def test_inputs_are_what_values_were_read_off(epsilon):
     assert values.std() > 1e-3  # of several states, not of one
 
 
-def test_the_error_before_any_step_is_half_the_mean_square():
+def test_the_error_before_any_step_is_half_the_mean_square(rollout):
     policy = tiny_policy(value=True)  # a fresh head says 0
-    rollout = collected(policy, seed=3)
     high, low = (torch.full(rollout.data.shape, value) for value in (0.6, 0.2))
     # 0.6 ** 2 / 2 = 0.18 and 0.2 ** 2 / 2 = 0.02 for every chunk; a step size of 0 leaves it so.
     for pairs, expected in (
@@ -57,18 +61,16 @@ def test_the_error_before_any_step_is_half_the_mean_square():
         assert fitted(policy, *pairs, epochs=0) == 0.0
 
 
-def test_returns_are_fitted_where_there_are_chunks():
+def test_returns_are_fitted_where_there_are_chunks(rollout):
     policy = tiny_policy(value=True)
-    rollout = collected(policy, seed=3)
     # What the state shows; in slots without a chunk something that would spoil the fit.
     returns = torch.where(rollout.data["valid"], rollout.data["proprio"][..., 0], 1e6)
     first, last = (fitted(policy, (rollout, returns), epochs=n) for n in (1, 40))
     assert last < 0.1 * first
 
 
-def test_a_number_that_is_none_spoils_nothing():
+def test_a_number_that_is_none_spoils_nothing(rollout):
     policy = tiny_policy(value=True)
-    rollout = collected(policy, seed=3)
     returns = torch.full(rollout.data.shape, 0.6)
     returns[0, 0] = torch.nan
     assert rollout.data["valid"][0, 0]
@@ -77,8 +79,7 @@ def test_a_number_that_is_none_spoils_nothing():
     assert all(p.isfinite().all() for p in policy.value_head.parameters())
 
 
-def test_the_learner_moves_the_head_alone_and_only_if_asked_to():
-    rollout = collected(tiny_policy(value=True), seed=3)
+def test_the_learner_moves_the_head_alone_and_only_if_asked_to(rollout):
     targets = [torch.zeros(rollout.data.shape), rollout.data["valid"] & False]
     returns = torch.ones(rollout.data.shape)
     seen = {}
@@ -97,8 +98,7 @@ def test_the_learner_moves_the_head_alone_and_only_if_asked_to():
     assert 0.0 < seen[3]["train/value_fit_loss"] < 0.5
 
 
-def test_a_restored_learner_remembers_the_same_rollouts():
-    rollout = collected(tiny_policy(value=True), seed=3)
+def test_a_restored_learner_remembers_the_same_rollouts(rollout):
     zeros = torch.zeros(rollout.data.shape)
     settings = PPOConfig(value_epochs=2, value_replay=2)
 
