@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from on_policy_toys import tiny_vla, toy_envs
 from run_logs import assert_goes_on, rows_of
+from td3_toys import td3_bc
 from test_on_policy_rl_token import SMALL as RL_TOKEN
 from test_on_policy_train import run
 from world_model_toys import OneView, watching_model
@@ -17,7 +18,6 @@ from vla_gym.errors import ConfigError, WeightsError
 from vla_gym.rollout import rollout
 from vla_gym.rollout.episodes import sampled_starts
 from vla_gym.wrappers.vector import FrozenVLAObservation
-from vla_gym_trainers import TD3BC, TD3Config
 from vla_gym_trainers.evaluation.actor_policy import ActorPolicy
 from vla_gym_trainers.evaluation.run_player import RunPlayer
 from vla_gym_trainers.evaluation.trained import load_policy, load_trained
@@ -45,14 +45,15 @@ def learn(folder, model, **changes):
     return run(PPOConfig, folder, **{**settings, "rewards": TERMS, **changes})
 
 
-def test_ppo_learns_with_a_world_model_and_what_it_saves_plays(model_folder, tmp_path):
-    learn(tmp_path / "run", model_folder, checkpoint_every=150)  # unvalidated: the last one is kept
-    rows = rows_of(tmp_path / "run")
+def test_ppo_with_a_world_model_goes_on_bit_for_bit_and_what_it_saves_plays(model_folder, tmp_path):
+    run_it = partial(learn, model=model_folder)
+    whole = assert_goes_on(run_it, tmp_path, total_steps=600, checkpoint_every=100)
+    rows = rows_of(whole)
     shown = next(row for row in rows if "rollout/reward_uncertainty" in row)
     assert 0.0 < shown["rollout/reward_uncertainty"] <= 1.0
     assert shown["rollout/reward_memory_divergence"] > 0.0 and "rollout/reward_task" in shown
     assert "rollout/reward_prediction_error" not in shown
-    actor = load_policy(tmp_path / "run")
+    actor = load_policy(whole)  # unvalidated: the last one is kept
     assert actor.sizes.world_memory_size == 8
     assert actor.normalizer.scale[-8:].max() < 1.0  # fitted to a memory, which is within -1..1
     model = load_world_model(model_folder, vlas={"mini": tiny_vla()})
@@ -66,11 +67,6 @@ def test_ppo_learns_with_a_world_model_and_what_it_saves_plays(model_folder, tmp
     chunks, _ = actor.predict(seen)
     seen[WORLD_MEMORY] = -seen[WORLD_MEMORY]
     assert not np.array_equal(actor.predict(seen)[0], chunks)
-
-
-def test_a_run_with_a_world_model_goes_on_bit_for_bit(model_folder, tmp_path):
-    changes = {"total_steps": 600, "checkpoint_every": 100}
-    assert_goes_on(partial(learn, model=model_folder), tmp_path, **changes)
 
 
 def test_rewards_are_the_trainings_alone_and_success_stays_the_tasks(model_folder, tmp_path):
@@ -101,15 +97,8 @@ def seeing_model():
 
 def test_td3_learns_with_a_world_model_and_what_it_saves_plays(tmp_path):
     watched = WorldModelObservation(toy_envs(2), seeing_model(), {"task": 1.0, "uncertainty": 0.1})
-    config = TD3Config(
-        learning_starts=24,
-        critic_warmup_steps=4,
-        batch_size=16,
-        net_arch=(16, 16),
-        ahead=0,
-        value_range=None,
-    )
-    model = TD3BC("RLTokenPolicy", FrozenVLAObservation(watched, tiny_vla(), None), config, seed=3)
+    envs = FrozenVLAObservation(watched, tiny_vla(), None)
+    model = td3_bc(envs, seed=3, ahead=0, value_range=None)
     assert model.policy.normalizer.state_dim == 32 + 8 + 8
     model.learn(80)
     model.env.close()
