@@ -6,7 +6,6 @@ import dataclasses
 import os
 import pickle
 import signal
-from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -364,32 +363,17 @@ class Silent(Pictures):
         return {}
 
 
-class Long(Pictures):
-    def __init__(self) -> None:
-        PictureEnv.__init__(self, chunk_len=4)
-        self._known = None
-
-
 @pytest.mark.parametrize(
-    ("change", "text"),
+    ("env", "text"),
     [
-        (
-            lambda: WorldModelObservation(SyncVectorEnv([Long]), toy_model()),
-            r"got \(4, 7\): make .* chunk_len=2",
-        ),
-        (
-            lambda: WorldModelObservation(SyncVectorEnv([partial(PictureEnv, 8)]), toy_model()),
-            "image_size=4",
-        ),
-        (
-            lambda: WorldModelObservation(SyncVectorEnv([Silent]), toy_model()).reset(seed=0),
-            "instruction",
-        ),
+        (partial(PictureEnv, chunk_len=4), r"got \(4, 7\): make .* chunk_len=2"),
+        (partial(PictureEnv, 8), "image_size=4"),
+        (Silent, "instruction"),
     ],
 )
-def test_bad_input_is_one_clear_error(change: Callable[[], Any], text: str):
+def test_bad_input_is_one_clear_error(env, text):
     with pytest.raises(ConfigError, match=text):
-        change()
+        WorldModelObservation(SyncVectorEnv([env]), toy_model()).reset(seed=0)
 
 
 def test_an_unknown_place_is_not_new():
