@@ -235,20 +235,13 @@ def test_pickle_holds_the_filled_rows_only() -> None:
 def test_a_replay_in_torchrls_words() -> None:
     """The oldest first, after a wrap-around; ends and what begins inside chunks included."""
     buffer = make(size=4)
-    shape = (1, 2)
 
     def step(tag: float, done: bool, limit: bool, pieces: int = 0) -> None:
-        obs, after = (
-            {"rl_token": np.full(shape, t, np.float32), "task_id": np.array([2])}
-            for t in (tag, tag + 0.75)
-        )
         info: dict[str, Any] = {"discount": 0.81, "TimeLimit.truncated": limit}
         if pieces:
-            inside = [
-                Piece({k: v[0] for k, v in after.items()}, float(k), 0.9) for k in range(pieces)
-            ]
-            info |= {"pieces": inside, "stride": 1}
-        buffer.add(obs, after, np.full((1, 2, 7), tag), np.ones(1) * tag, np.array([done]), [info])
+            after = {"rl_token": np.array([tag + 0.5, 0.5], np.float32), "task_id": np.int64(2)}
+            info |= {"pieces": [Piece(after, float(k), 0.9) for k in range(pieces)], "stride": 1}
+        push(buffer, [tag], [tag], [done], [info], tasks=[2])
 
     for tag, done, limit in (
         (0.0, False, False),
@@ -261,7 +254,7 @@ def test_a_replay_in_torchrls_words() -> None:
     found = replay_tensordict(buffer)
     assert found.batch_size == (4,) and found["action"].shape == (4, 2, 7)
     assert found["rl_token"][:, 0].tolist() == [1, 2, 3, 4]
-    assert found["next", "rl_token"][:, 0].tolist() == [1.75, 2.75, 3.75, 4.75]
+    assert found["next", "rl_token"][:, 0].tolist() == [1.5, 2.5, 3.5, 4.5]
     assert found["next", "reward"].flatten().tolist() == [1, 2, 3, 4]
     assert found["next", "terminated"].flatten().tolist() == [True, False, False, False]
     assert found["next", "truncated"].flatten().tolist() == [False, False, True, False]
