@@ -29,9 +29,7 @@ def played(ends, *, group_size=2, episodes=1, discount=1.0):
 
 def test_grpo_gives_an_episodes_advantage_to_its_chunks():
     # Groups: (0, 1) win and lose; (2, 3) both win; (4, 5) one lost with its worker.
-    rollout = played(
-        [(2, "won"), (4, "late"), (1, "won"), (3, "won"), (2, "won"), (2, "lost")],
-    )
+    rollout = played([(2, "won"), (4, "late"), (1, "won"), (3, "won"), (2, "won"), (2, "lost")])
     targets = grpo_targets(rollout, aggregation="tokens")
     # Returns 1, 0: mean 0.5, standard deviation of a sample sqrt(0.5) -> +-0.5 / 0.7071.
     assert targets.advantages[0, 0].item() == pytest.approx(0.70711, abs=1e-4)

@@ -101,10 +101,8 @@ def test_a_cut_off_run_goes_on_as_if_nothing_had_happened(tmp_path: Path) -> Non
     assert rows(tmp_path / "cut") == rows(tmp_path / "whole")
     assert len(rows(tmp_path / "whole")) == 10 and cut["kind"] == "count"
     assert json.loads((tmp_path / "cut" / "card.json").read_text()) == cut
-    assert (
-        not {"resume", "auto_resume"}
-        & json.loads((tmp_path / "cut" / "config.json").read_text()).keys()
-    )
+    config = json.loads((tmp_path / "cut" / "config.json").read_text())
+    assert not {"resume", "auto_resume"} & config.keys()
 
 
 def test_it_goes_on_from_the_checkpoint_that_is_named(tmp_path: Path) -> None:
@@ -140,10 +138,8 @@ def test_auto_resume_begins_or_goes_on(tmp_path: Path, monkeypatch: pytest.Monke
         count(config, killed_at(5))  # before its first checkpoint
     with pytest.raises(Killed):
         count(config, killed_at(15))
-    card = count(config)
-    assert (
-        card["results"]["total"] == count(CountConfig(run_dir=tmp_path / "b"))["results"]["total"]
-    )
+    whole = count(CountConfig(run_dir=tmp_path / "b"))
+    assert count(config)["results"]["total"] == whole["results"]["total"]
     shown = EventAccumulator(str(tmp_path / "tensorboard")).Reload().Scalars("total")
     assert [point.step for point in shown] == list(range(4, 41, 4))
     with pytest.raises(ConfigError, match="--auto-resume needs a --run-dir"):
