@@ -32,6 +32,12 @@ def model_folder(tmp_path_factory):
     return folder
 
 
+def take_turns(folder, begun, **changes):
+    """Run phase 3 from a run of phase 2, without the data of phase 1."""
+    settings = {**ADVERSARIAL, "explorer": begun.run_dir, "teacher_share": 0.0, **changes}
+    return explore(AdversarialConfig, folder, **settings)
+
+
 @pytest.fixture(scope="module")
 def explorer(tmp_path_factory, model_folder):
     folder = tmp_path_factory.mktemp("explorer") / "run"
@@ -61,16 +67,9 @@ def test_a_cut_off_explorer_goes_on_bit_for_bit(explorer, model_folder, tmp_path
 
 def test_phase_3_takes_turns_and_goes_on_bit_for_bit(explorer, model_folder, tmp_path):
     whole, part = tmp_path / "whole", tmp_path / "part"
-    settings = {
-        **ADVERSARIAL,
-        "explorer": explorer.run_dir,
-        "teacher_share": 0.0,
-        "total_iterations": 4,
-        "checkpoint_every": 60,
-        "keep_checkpoints": 9,
-        "lora_r": 3,  # who acts is the explorer, whatever is said here
-    }
-    explore(AdversarialConfig, whole, **settings)
+    settings = {"total_iterations": 4, "checkpoint_every": 60, "keep_checkpoints": 9}
+    settings |= {"lora_r": 3}  # who acts is the explorer, whatever is said here
+    take_turns(whole, explorer, **settings)
     rows = [row for row in rows_of(whole) if "rollout/env_steps" in row]
     assert len(rows) == 4 and rows[0]["rollout/reward_prediction_error"] > 0.0
     sizes = [row["world_model/replay_steps"] for row in rows]
@@ -90,20 +89,19 @@ def test_phase_3_takes_turns_and_goes_on_bit_for_bit(explorer, model_folder, tmp
     (first,) = RunDir(part).checkpoints()
     assert {"f1.pt", "replay.npz", "policy.safetensors"} <= {p.name for p in first.iterdir()}
     # Who acts and learns is the explorer's, whose run is not needed any more.
-    gone = {**settings, "explorer": tmp_path / "gone"}
+    settings |= {"explorer": tmp_path / "gone", "auto_resume": True}
     text = (part / "config.json").read_text()
-    (part / "config.json").write_text(text.replace(str(explorer.run_dir), str(gone["explorer"])))
-    explore(AdversarialConfig, part, auto_resume=True, **gone)
+    (part / "config.json").write_text(text.replace(str(explorer.run_dir), str(tmp_path / "gone")))
+    take_turns(part, explorer, **settings)
     assert rows_of(part) == rows_of(whole)
     assert_same(load_file(part / "model" / "model.safetensors"), after)
     assert_same_weights(whole, part)
     with pytest.raises(ConfigError, match="--explorer"):
-        explore(AdversarialConfig, tmp_path / "new", auto_resume=True, **gone)
+        take_turns(tmp_path / "new", explorer, **settings)
 
 
 def test_phase_3_is_held_to_the_explorer_that_it_began_with(explorer, tmp_path):
-    settings = {**ADVERSARIAL, "explorer": explorer.run_dir, "teacher_share": 0.0}
-    explore(AdversarialConfig, tmp_path / "run", kl_coef=0.1, total_iterations=1, **settings)
+    take_turns(tmp_path / "run", explorer, kl_coef=0.1, total_iterations=1)
     reference = RunDir(tmp_path / "run").checkpoints()[-1] / "reference.safetensors"
     assert_same(load_file(reference), load_file(explorer.run_dir / "last.safetensors"))
 
@@ -157,13 +155,11 @@ def test_a_world_model_that_cannot_be_filmed_is_refused_at_the_start(model_folde
 
 
 def test_windows_longer_than_episodes_are_refused_at_the_start(explorer, tmp_path, monkeypatch):
-    settings = {**ADVERSARIAL, "explorer": explorer.run_dir, "total_iterations": 1}
-    long = {**settings, "teacher_share": 0.0, "world_bptt_length": 6}
     with pytest.raises(ConfigError, match="world_bptt_length must be at most 5, the steps of the"):
-        explore(AdversarialConfig, tmp_path / "a", **long)
+        take_turns(tmp_path / "a", explorer, total_iterations=1, world_bptt_length=6)
     monkeypatch.setattr(explorer_train, "_taught", lambda _: toy_sequences((2, 2)))
     with pytest.raises(ConfigError, match=r"the longest has 2: lower .* \(world_bptt_length in"):
-        explore(AdversarialConfig, tmp_path / "b", **settings)
+        take_turns(tmp_path / "b", explorer, total_iterations=1, teacher_share=0.5)
 
 
 @pytest.mark.parametrize("name", ["vla", "teacher"])
