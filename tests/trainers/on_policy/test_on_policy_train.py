@@ -105,13 +105,7 @@ def test_a_resumed_run_equals_one_that_was_not_stopped(tmp_path, kind, changes):
 
 
 def test_asynchronous_rollouts_are_stale_by_one_update(tmp_path):
-    result = run(
-        PPOConfig,
-        tmp_path / "run",
-        total_steps=400,
-        ahead=1,
-        checkpoint_every=200,
-    )
+    result = run(PPOConfig, tmp_path / "run", total_steps=400, ahead=1, checkpoint_every=200)
     rows = [row for row in rows_of(result.run_dir) if "rollout/staleness" in row]
     ages = [row["rollout/staleness"] for row in rows]
     # The first one, and the one after the checkpoint, had nothing to be collected beside.
@@ -175,7 +169,7 @@ def test_learning_may_use_the_threads_of_environments_that_stand_still(tmp_path,
 
     monkeypatch.setattr(Learner, "update", spy)
     threads = torch.get_num_threads()
-    run(GRPOConfig, tmp_path, group_size=2, total_steps=250, learn_threads=2, ahead=1)
+    run(GRPOConfig, tmp_path, group_size=2, total_steps=170, learn_threads=2, ahead=1)
     assert set(seen) == {1, 2} and len(seen) > 2
     assert torch.get_num_threads() == 1
     torch.set_num_threads(threads)

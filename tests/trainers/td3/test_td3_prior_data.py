@@ -16,6 +16,7 @@ import h5py
 import numpy as np
 import pytest
 import torch
+from td3_toys import SMALL
 from toy_env import ToyReach
 
 from vla_gym.demos.config import DemosConfig
@@ -262,17 +263,16 @@ def test_a_run_with_demonstrations_goes_on_bit_for_bit(config, tmp_path, monkeyp
     config = replace(config, task_ids=(TASK,), demo_starts=1.0)
 
     def run(folder: str, chunks: int, **changes: Any) -> bytes:
-        short = {"learning_starts": 16, "critic_warmup_steps": 5, "batch_size": 16}
-        short |= {"ahead": 0, "eval_states": 0, "net_arch": (16,), "total_timesteps": chunks}
+        short = {**SMALL, "ahead": 0, "eval_states": 0, "total_timesteps": chunks}
         settings = {**short, "run_dir": tmp_path / folder, **changes}
         priors.clear()
         found = train_td3(replace(config, **settings)).run_dir
         assert any(prior is not None for prior in priors)  # it learns from them
         return (found / "last.safetensors").read_bytes()
 
-    whole = run("whole", 40)
+    whole = run("whole", 32)
     assert run("parts", 24) != whole
-    assert run("parts", 40, resume=tmp_path / "parts", run_dir=None) == whole
+    assert run("parts", 32, resume=tmp_path / "parts", run_dir=None) == whole
 
 
 @pytest.mark.parametrize(
