@@ -29,19 +29,17 @@ VLA = {"kind": "vla", "vla": {"name": "mini", "sha256": "0"}, "head": "l1"}
 Log = tuple[int, float, Mapping[str, float]]
 
 
-def write_logs(
-    run: RunDir, logs: Sequence[Log], monkeypatch: pytest.MonkeyPatch, began: float = BEGAN
-) -> None:
-    """Write (step, seconds after ``began``, values) through the run's own logger."""
+def write_logs(run: RunDir, logs: Sequence[Log]) -> None:
+    """Write (step, seconds after ``BEGAN``, values) through the run's own logger."""
     logger = RunLogger(run.metrics, run.tensorboard)
-    for step, seconds, values in logs:
-        clock = SimpleNamespace(time=lambda now=began + seconds: now)
-        monkeypatch.setattr(metrics, "time", clock)
-        for key, value in values.items():
-            logger.record(key, value)
-        logger.dump(step)
-    logger.close()
-    monkeypatch.undo()
+    with pytest.MonkeyPatch.context() as patch:
+        for step, seconds, values in logs:
+            clock = SimpleNamespace(time=lambda now=BEGAN + seconds: now)
+            patch.setattr(metrics, "time", clock)
+            for key, value in values.items():
+                logger.record(key, value)
+            logger.dump(step)
+        logger.close()
 
 
 def write_card(run: RunDir, config: Any, results: Mapping[str, Any]) -> None:
@@ -77,7 +75,6 @@ def paired(
 def td3_run(
     path: Path,
     evals: Sequence[float],
-    monkeypatch: pytest.MonkeyPatch,
     *,
     card: bool = True,
     results: Mapping[str, Any] | None = None,
@@ -96,7 +93,7 @@ def td3_run(
         logs.append((1000 * i - 100, 100.0 * i - 10, train | clock | training))
         evaluation = {"eval/success": success, "eval/vla_success": 0.25}
         logs.append((1000 * i, 100.0 * i, evaluation))
-    write_logs(run, logs, monkeypatch)
+    write_logs(run, logs)
     if card:
         steps = 1000 * len(evals)
         training_facts = {"chunks": steps, "env_steps": 8 * steps, "minutes": 5.0, "episodes": 200}
@@ -110,7 +107,7 @@ def against_vla() -> dict[str, Any]:
     return paired(vla, {9: [True] * 10, 8: [i < 5 for i in range(10)]})
 
 
-def grpo_run(path: Path, monkeypatch: pytest.MonkeyPatch, **settings: Any) -> RunDir:
+def grpo_run(path: Path, **settings: Any) -> RunDir:
     """Write a run of two rollouts of 500 control steps, 80 seconds each and 40 for the rest."""
     run = RunDir(path)
     config = GRPOConfig(run_dir=path, **settings)
@@ -121,7 +118,7 @@ def grpo_run(path: Path, monkeypatch: pytest.MonkeyPatch, **settings: Any) -> Ru
         times = {"time/rollout": 60.0, "time/forward": 24.0, "time/learn": 20.0, "time/wait": 60.0}
         row = rollout | times | {"time/seconds": 100.0 * i, "train/kl": 0.01 * i}
         logs.append((500 * i, 100.0 * i, row))
-    write_logs(run, logs, monkeypatch)
+    write_logs(run, logs)
     training = {"env_steps": 1000, "minutes": 200 / 60, "staleness_chunks": {"0": 30, "1": 10}}
     write_card(run, config, {"training": training})
     return run

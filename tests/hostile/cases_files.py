@@ -16,7 +16,6 @@ from typing import Any
 
 import h5py
 import numpy as np
-import pytest
 import report_runs
 import torch
 import world_model_toys
@@ -92,11 +91,10 @@ def damaged(
 
 
 def _cards(scratch: Path, count: int, seed: int) -> Iterator[Case]:
-    patch = pytest.MonkeyPatch()
     won = {0: [True, False], 1: [True, True]}
     good = (report_runs.eval_card(scratch / "eval", won) / "card.json").read_text()
     results = {"training": {"chunks": 5, "env_steps": 40}, **report_runs.against_vla()}
-    trained = report_runs.td3_run(scratch / "run", [0.5, 0.6], patch, results=results)
+    trained = report_runs.td3_run(scratch / "run", [0.5, 0.6], results=results)
     row = trained.metrics.read_text().splitlines()[0]
     run, group = scratch / "run", "result cards and logs"
 

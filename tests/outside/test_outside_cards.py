@@ -77,10 +77,10 @@ TRAINING = [
 
 @pytest.mark.parametrize(("place", "value"), TRAINING, ids=[str(x)[:60] for x in TRAINING])
 def test_a_damaged_card_of_a_run_is_one_clear_error(
-    place: str, value: Any, tmp_path: Path, monkeypatch: Any, capsys: Any
+    place: str, value: Any, tmp_path: Path, capsys: Any
 ) -> None:
     results = {"training": {"chunks": 5, "env_steps": 40}, **against_vla()}
-    run = td3_run(tmp_path / "run", [0.5, 0.6], monkeypatch, results=results)
+    run = td3_run(tmp_path / "run", [0.5, 0.6], results=results)
     run.card.write_text(spoilt(json.loads(run.card.read_text()), place, value))
     capsys.readouterr()
     assert cli.main(["report", str(run.path), "--out", str(tmp_path / "page.html")]) == 2

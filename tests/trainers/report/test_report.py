@@ -86,10 +86,10 @@ def plots_of(page: Page) -> str:
     return b"".join(found).decode()
 
 
-def test_two_seeds_are_one_curve_with_their_range(tmp_path, monkeypatch):
+def test_two_seeds_are_one_curve_with_their_range(tmp_path):
     won = [paired({9: [False] * 4}, {9: ok}) for ok in OK]
-    one = td3_run(tmp_path / "a", [0.4, 0.5], monkeypatch, seed=0, results=won[0])
-    two = td3_run(tmp_path / "b", [0.6, 0.9], monkeypatch, seed=10_000, results=won[1])
+    one = td3_run(tmp_path / "a", [0.4, 0.5], seed=0, results=won[0])
+    two = td3_run(tmp_path / "b", [0.6, 0.9], seed=10_000, results=won[1])
     page = page_of(one.path, two.path)
     assert "td3 goal 9: mean over tasks and 2 seeds 62.5 % (50.0 .. 75.0)." in page.text
     (group,) = page.data["groups"]
@@ -108,8 +108,8 @@ def test_two_seeds_are_one_curve_with_their_range(tmp_path, monkeypatch):
     assert training["steps"]["mean"] == pytest.approx([0.4, 0.6])
 
 
-def test_one_run_has_wilsons_band(tmp_path, monkeypatch):
-    run = td3_run(tmp_path / "a", [0.5, 0.75], monkeypatch, eval_layouts=20)
+def test_one_run_has_wilsons_band(tmp_path):
+    run = td3_run(tmp_path / "a", [0.5, 0.75], eval_layouts=20)
     (group,) = page_of(run.path).data["groups"]
     curve = group["success"]["greedy"]["steps"]
     assert curve["band"] == "Wilson"
@@ -121,17 +121,17 @@ def test_one_run_has_wilsons_band(tmp_path, monkeypatch):
     assert training["high"][1] == pytest.approx(wilson_interval(65, 100)[1], rel=1e-5)
 
 
-def test_seeds_of_unlike_length_are_shown_where_all_are(tmp_path, monkeypatch):
-    one = td3_run(tmp_path / "a", [0.2, 0.4, 0.6], monkeypatch, seed=0)
-    two = td3_run(tmp_path / "b", [0.4, 0.6], monkeypatch, seed=1)
+def test_seeds_of_unlike_length_are_shown_where_all_are(tmp_path):
+    one = td3_run(tmp_path / "a", [0.2, 0.4, 0.6], seed=0)
+    two = td3_run(tmp_path / "b", [0.4, 0.6], seed=1)
     curve = page_of(one.path, two.path).data["groups"][0]["success"]["greedy"]["steps"]
     assert curve["x"] == [8000, 16000] and curve["mean"] == pytest.approx([0.3, 0.5])
 
 
-def test_other_settings_make_another_group(tmp_path, monkeypatch):
-    base = td3_run(tmp_path / "a", [0.4], monkeypatch, seed=0)
-    same = td3_run(tmp_path / "b", [0.4], monkeypatch, seed=1, workers=2, checkpoint_every=7)
-    other = td3_run(tmp_path / "c", [0.4], monkeypatch, seed=0, bc_weight=0.0)
+def test_other_settings_make_another_group(tmp_path):
+    base = td3_run(tmp_path / "a", [0.4], seed=0)
+    same = td3_run(tmp_path / "b", [0.4], seed=1, workers=2, checkpoint_every=7)
+    other = td3_run(tmp_path / "c", [0.4], seed=0, bc_weight=0.0)
     page = page_of(base.path, same.path, other.path)
     labels = [(group["label"], group["runs"]) for group in page.data["groups"]]
     assert labels == [("td3, bc_weight=1.0", ["a", "b"]), ("td3, bc_weight=0.0", ["c"])]
@@ -141,8 +141,8 @@ def test_other_settings_make_another_group(tmp_path, monkeypatch):
     assert "checkpoint_every" not in page.data["differences"]
 
 
-def test_groups_that_no_setting_tells_apart_are_named_by_their_runs(tmp_path, monkeypatch):
-    new, old = (td3_run(tmp_path / name, [0.4], monkeypatch) for name in ("new", "old"))
+def test_groups_that_no_setting_tells_apart_are_named_by_their_runs(tmp_path):
+    new, old = (td3_run(tmp_path / name, [0.4]) for name in ("new", "old"))
     config = json.loads(old.config.read_text())
     del config["demo_starts"]  # of a version that did not have it
     write_json(old.config, config)
@@ -150,8 +150,8 @@ def test_groups_that_no_setting_tells_apart_are_named_by_their_runs(tmp_path, mo
     assert [group["label"] for group in groups] == ["td3: new", "td3: old"]
 
 
-def test_per_task_bars_with_intervals_and_exact_p(tmp_path, monkeypatch):
-    run = td3_run(tmp_path / "a", [0.4], monkeypatch, results=against_vla(), task_ids=(9, 8))
+def test_per_task_bars_with_intervals_and_exact_p(tmp_path):
+    run = td3_run(tmp_path / "a", [0.4], results=against_vla(), task_ids=(9, 8))
     page = page_of(run.path)
     (evaluation,) = page.data["evaluations"]
     nine, eight = evaluation["tasks"]
@@ -170,8 +170,8 @@ def test_per_task_bars_with_intervals_and_exact_p(tmp_path, monkeypatch):
     assert "goal 9" in plots_of(page)
 
 
-def test_grpo_says_where_the_time_goes_and_how_stale_it_was(tmp_path, monkeypatch):
-    run = grpo_run(tmp_path / "g", monkeypatch)
+def test_grpo_says_where_the_time_goes_and_how_stale_it_was(tmp_path):
+    run = grpo_run(tmp_path / "g")
     page = page_of(run.path)
     (source,), _ = read_sources([run.path])
     # 2 x (24 forward, 36 the rest of collecting, 20 learning) of 200 seconds
@@ -181,32 +181,32 @@ def test_grpo_says_where_the_time_goes_and_how_stale_it_was(tmp_path, monkeypatc
     greedy = page.data["groups"][0]["success"]["greedy"]
     assert greedy["steps"] == greedy["steps"] | {"unit": "control steps", "x": [0], "mean": [0.5]}
     assert greedy["seconds"]["x"] == [20]  # 80 seconds before the first clock, which says 100
-    waiting = grpo_run(tmp_path / "async", monkeypatch, ahead=1)
+    waiting = grpo_run(tmp_path / "async", ahead=1)
     (source,), _ = read_sources([waiting.path])
     assert [seconds for _, seconds in time_shares(source)] == pytest.approx([120, 40, 40])
 
 
-def test_a_setting_that_one_trainer_lacks_is_no_difference(tmp_path, monkeypatch):
-    runs = [td3_run(tmp_path / "t", [0.4, 0.5], monkeypatch), grpo_run(tmp_path / "g", monkeypatch)]
-    runs.append(td3_run(tmp_path / "u", [0.4], monkeypatch, bc_weight=0.5))
+def test_a_setting_that_one_trainer_lacks_is_no_difference(tmp_path):
+    runs = [td3_run(tmp_path / "t", [0.4, 0.5]), grpo_run(tmp_path / "g")]
+    runs.append(td3_run(tmp_path / "u", [0.4], bc_weight=0.5))
     found = page_of(*(run.path for run in runs)).data["differences"]
     assert found["bc_weight"] == [1.0, None, 0.5] and "baseline" not in found
 
 
-def test_pauses_before_a_resume_do_not_count(tmp_path, monkeypatch):
+def test_pauses_before_a_resume_do_not_count(tmp_path):
     logs = [(10, 10.0, {"time/time_elapsed": 10}), (20, 20.0, {"time/time_elapsed": 20})]
     logs += [(22, 5002.0, {"eval/success": 0.5})]  # resumed at 5000
     logs += [(30, 5005.0, {"time/time_elapsed": 5}), (40, 5015.0, {"time/time_elapsed": 15})]
     logs += [(40, 5018.0, {"eval/success": 0.5})]
     run = RunDir(tmp_path)
-    write_logs(run, logs, monkeypatch)
+    write_logs(run, logs)
     seconds = seconds_of(read_rows(run.metrics))
     assert seconds == pytest.approx([10, 20, 25, 25, 35, 38], abs=0.01)
 
 
-def test_a_card_alone_gives_bars_and_the_curve_that_it_holds(tmp_path, monkeypatch):
+def test_a_card_alone_gives_bars_and_the_curve_that_it_holds(tmp_path):
     history = [[1000, 0.5, {"9": 0.5}], [2000, 0.75, {"9": 0.75}]]
-    run = td3_run(tmp_path / "a", [0.5], monkeypatch, results=against_vla())
+    run = td3_run(tmp_path / "a", [0.5], results=against_vla())
     card = json.loads(run.card.read_text())
     card["results"]["training"]["closed_loop"] = {"history": history}
     write_json(tmp_path / "committed.json", card)
@@ -218,8 +218,8 @@ def test_a_card_alone_gives_bars_and_the_curve_that_it_holds(tmp_path, monkeypat
     assert page.data["evaluations"][0]["total"]["won"] == 15
 
 
-def test_a_running_run_says_what_is_missing(tmp_path, monkeypatch):
-    run = td3_run(tmp_path / "a", [0.5], monkeypatch, card=False)
+def test_a_running_run_says_what_is_missing(tmp_path):
+    run = td3_run(tmp_path / "a", [0.5], card=False)
     with open(run.metrics, "ab") as file:
         file.write(b'{"step": 2000, "wal')  # the process is writing
     text = page_of(run.path).text
@@ -253,7 +253,7 @@ def test_eval_cards_are_compared_with_the_vlas(tmp_path):
         assert found["vla"]["baseline"] is None and found["student"]["colour"] is not None
 
 
-def test_films_of_cards_and_of_runs_lie_in_the_page(tmp_path, monkeypatch):
+def test_films_of_cards_and_of_runs_lie_in_the_page(tmp_path):
     vla = eval_card(tmp_path / "vla", {9: [True, False]})
     paired = {"with": str(vla / "card.json"), "policy": {"kind": "expert"}}
     compared = {"wins": 1, "losses": 0, "both": 1, "neither": 0, "p_value": 1.0}
@@ -262,7 +262,7 @@ def test_films_of_cards_and_of_runs_lie_in_the_page(tmp_path, monkeypatch):
     picture = [np.zeros((64, 96, 3), np.uint8)] * 9
     for place, outcome in ((vla, "failure"), (mine, "success")):
         write_video(place / "films" / f"goal_9_state_01_{outcome}.mp4", picture)
-    run = td3_run(tmp_path / "run", [0.5], monkeypatch)
+    run = td3_run(tmp_path / "run", [0.5])
     run.videos.mkdir()
     for name in ("vla", "policy"):
         write_video(run.videos / f"task09_state00_{name}.mp4", picture)
@@ -275,9 +275,9 @@ def test_films_of_cards_and_of_runs_lie_in_the_page(tmp_path, monkeypatch):
         page_of(run.path)
 
 
-def test_what_runs_call_themselves_is_escaped(tmp_path, monkeypatch):
+def test_what_runs_call_themselves_is_escaped(tmp_path):
     evil = '<script>alert("x")</script>&<img src=x onerror=y>'
-    run = td3_run(tmp_path / "<b>bold & $co$", [0.5], monkeypatch, assets=evil)
+    run = td3_run(tmp_path / "<b>bold & $co$", [0.5], assets=evil)
     page = page_of(run.path, title="</title><script>1</script>")
     names = [name for name, _ in page.elements]
     assert names.count("script") == 1 and "b" not in names and not films_of(page)
@@ -285,8 +285,8 @@ def test_what_runs_call_themselves_is_escaped(tmp_path, monkeypatch):
     assert page.data["groups"][0]["runs"] == ["<b>bold & $co$"]
 
 
-def test_the_page_needs_no_network_and_runs_nothing(tmp_path, monkeypatch):
-    text = make_page([grpo_run(tmp_path / "g", monkeypatch).path])
+def test_the_page_needs_no_network_and_runs_nothing(tmp_path):
+    text = make_page([grpo_run(tmp_path / "g").path])
     page = Page(text)
     for name, attributes in page.elements:
         assert name not in ("link", "iframe", "object", "a", "base")
@@ -307,15 +307,12 @@ def _unpaired(run: RunDir) -> None:
     write_json(run.card, card)
 
 
-def _empty(run: RunDir) -> None:
-    shutil.rmtree(run.path)
-    run.path.mkdir()
-
-
-def _only(name: str, content: str) -> Callable[[RunDir], None]:
+def _only(files: dict[str, str]) -> Callable[[RunDir], None]:
     def spoil(run: RunDir) -> None:
-        _empty(run)
-        (run.path / name).write_text(content)
+        shutil.rmtree(run.path)
+        run.path.mkdir()
+        for name, content in files.items():
+            (run.path / name).write_text(content)
 
     return spoil
 
@@ -330,19 +327,17 @@ def _first_line(line: bytes) -> Callable[[RunDir], None]:
 @pytest.mark.parametrize(
     ("spoil", "expected"),
     [
-        (_empty, "holds no config.json and no card.json"),
-        (_only("card.rows.jsonl", ""), "has not ended: finish it with vla-gym eval --resume"),
-        (_only("card.json", '{"kind": "rl-token"}'), "is a card of kind 'rl-token'"),
-        (_only("config.json", '{"model": "gpt"}'), "is of no trainer that the report knows"),
+        (_only({}), "holds no config.json and no card.json"),
+        (_only({"card.rows.jsonl": ""}), "has not ended: finish it with vla-gym eval --resume"),
+        (_only({"card.json": '{"kind": "rl-token"}'}), "is a card of kind 'rl-token'"),
+        (_only({"config.json": '{"model": "gpt"}'}), "is of no trainer that the report knows"),
         (_first_line(b"[1]"), "line 1, is no log of a training: expected `object`, got array [1]"),
         (_first_line(b'{"step": 1, "wall_s": 1, "eval/success": 40}'), "<= 1.0, got 40"),
         (_unpaired, "is damaged: results.evaluation.policy: object missing required field"),
     ],
 )
-def test_broken_and_foreign_directories_are_one_error(
-    spoil, expected, tmp_path, monkeypatch, capsys
-):
-    run = td3_run(tmp_path / "run", [0.5, 0.6], monkeypatch, results=against_vla())
+def test_broken_and_foreign_directories_are_one_error(spoil, expected, tmp_path, capsys):
+    run = td3_run(tmp_path / "run", [0.5, 0.6], results=against_vla())
     spoil(run)
     capsys.readouterr()
     out = tmp_path / "page.html"
@@ -352,8 +347,8 @@ def test_broken_and_foreign_directories_are_one_error(
     assert str(run.path) in error and not out.exists()
 
 
-def test_command_line(tmp_path, monkeypatch, capsys):
-    run = td3_run(tmp_path / "a", [0.5], monkeypatch)
+def test_command_line(tmp_path, capsys):
+    run = td3_run(tmp_path / "a", [0.5])
     out = tmp_path / "new" / "page.html"
     assert cli.main(["report", str(run.path), "--out", str(out)]) == 0
     assert f"report: {out}" in capsys.readouterr().out
@@ -377,11 +372,9 @@ def test_names_are_as_short_as_they_can_be():
     assert short_names([Path("/x/a/run"), Path("/x/b/run")]) == ["a/run", "b/run"]
 
 
-def test_a_missing_number_is_left_out_of_a_curve(tmp_path, monkeypatch):
-    run = td3_run(tmp_path / "a", [0.5], monkeypatch)
-    write_logs(
-        run, [(1, 0.0, {"train/kl": float("nan")}), (2, 1.0, {"train/kl": 0.5})], monkeypatch
-    )
+def test_a_missing_number_is_left_out_of_a_curve(tmp_path):
+    run = td3_run(tmp_path / "a", [0.5])
+    write_logs(run, [(1, 0.0, {"train/kl": float("nan")}), (2, 1.0, {"train/kl": 0.5})])
     (source,), _ = read_sources([run.path])
     curve = metric(source, "train/kl")
     assert curve is not None and curve.steps.tolist() == [16] and curve.values.tolist() == [0.5]
