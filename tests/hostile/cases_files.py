@@ -87,16 +87,22 @@ def damaged(
         yield Case(group, title, partial(run, content=content), wanted)
 
 
+def spoilt_json(
+    group: str, source: Path, name: str, count: int, seed: int, read: Callable[[Path], Any]
+) -> Iterator[Case]:
+    """Yield cases of a file whose JSON is spoilt; see :func:`damaged`."""
+    yield from damaged(group, source, name, texts((source / name).read_text(), count, seed), read)
+
+
 # Result cards, presets, command lines
 
 
 def _cards(scratch: Path, count: int, seed: int) -> Iterator[Case]:
-    won = {0: [True, False], 1: [True, True]}
-    good = (report_runs.eval_card(scratch / "eval", won) / "card.json").read_text()
+    group = "result cards and logs"
+    card = report_runs.eval_card(scratch / "eval", {0: [True, False], 1: [True, True]})
     results = {"training": {"chunks": 5, "env_steps": 40}, **report_runs.against_vla()}
     trained = report_runs.td3_run(scratch / "run", [0.5, 0.6], results=results)
     row = trained.metrics.read_text().splitlines()[0]
-    run, group = scratch / "run", "result cards and logs"
 
     def report(bad: Path) -> None:
         out = bad.with_name("page.html")
@@ -104,27 +110,19 @@ def _cards(scratch: Path, count: int, seed: int) -> Iterator[Case]:
         if "<script>" in (page := out.read_text()) and "alert" in page:
             raise Nonsense("a script in the page")
 
-    def of_eval(folder: Path, text: str, merge: bool) -> None:
-        bad = folder / "bad.json"
-        bad.write_text(text, "utf-8", "surrogatepass")
-        if merge:
-            command(cli.main, "eval-merge", str(bad), "--partial", "--out", str(folder / "m.json"))
-            json.loads((folder / "m.json").read_text())
-        else:
-            report(bad)
+    def merge(bad: Path) -> None:
+        out, file = bad.with_name("merged.json"), str(bad / "card.json")
+        command(cli.main, "eval-merge", file, "--partial", "--out", str(out))
+        json.loads(out.read_text())
 
-    for merge in (False, True):
-        plain = partial(of_eval, text=good, merge=merge)
-        yield Case(group, f"as it is, merged: {merge}", plain, "accepted")
-    card = (run / "card.json").read_text()
-    yield from damaged(group, run, "card.json", [card], report, "accepted")
-    for i, text in enumerate(texts(good, count // 2, seed)):
-        yield Case(group, text[:90], partial(of_eval, text=text, merge=bool(i % 2)))
-    for name, share in (("card.json", 4), ("config.json", 8)):
-        bad = texts((run / name).read_text(), count // share, seed)
-        yield from damaged(group, run, name, bad, report)
+    readers = (card, report), (card, merge), (trained.path, report)
+    for number, (source, read) in enumerate(readers):
+        good = (source / "card.json").read_text()
+        yield from damaged(group, source, "card.json", [good], read, "accepted")
+        yield from spoilt_json(group, source, "card.json", count // 4, seed + number, read)
+    yield from spoilt_json(group, trained.path, "config.json", count // 8, seed, report)
     logs = [f"{text}\n{row}" for text in texts(row, count // 8, seed)]
-    yield from damaged(group, run, "metrics.jsonl", logs, report)
+    yield from damaged(group, trained.path, "metrics.jsonl", logs, report)
 
 
 def _parsed(kind: Any, arguments: list[str]) -> None:
@@ -227,12 +225,8 @@ def _runs(scratch: Path, count: int, seed: int) -> Iterator[Case]:
     yield Case(group, "an actor as it is", lambda _: of_actor(actor), "accepted")
     tensors = spoilt_tensors((run / "policy.safetensors").read_bytes(), count // 3, seed)
     yield from damaged(group, run, "policy.safetensors", tensors, of_policy)
-    for source, name, read in (
-        (actor, "rl_token_actor.json", of_actor),
-        (run, "config.json", plays),
-    ):
-        bad = texts((source / name).read_text(), count // 3, seed)
-        yield from damaged(group, source, name, bad, read)
+    yield from spoilt_json(group, actor, "rl_token_actor.json", count // 3, seed, of_actor)
+    yield from spoilt_json(group, run, "config.json", count // 3, seed, plays)
     for spec in ("class:os:system", "class:evil:Run", "class:", LONG, "mini?adapters=/etc", "a\0b"):
         configs = [json.dumps({key: spec}) for key in ("vla", "world_model", "rl_token")]
         yield from damaged(group, run, "config.json", configs, plays)
@@ -259,7 +253,7 @@ def _world_models(scratch: Path, count: int, seed: int) -> Iterator[Case]:
             raise Nonsense("logits that are not finite")
 
     yield from damaged(group, good, "config.json", [config], loads, "accepted")
-    yield from damaged(group, good, "config.json", texts(config, count * 2 // 3, seed), loads)
+    yield from spoilt_json(group, good, "config.json", count * 2 // 3, seed, loads)
     tensors = spoilt_tensors(weights.read_bytes(), count // 3, seed)
     yield from damaged(group, good, weights.name, tensors, loads)
 
@@ -293,10 +287,8 @@ def _scenes(count: int, seed: int) -> Iterator[Case]:
             if not np.isfinite(sim.data.qpos).all():
                 raise Nonsense("a simulation that is not finite")
 
-    manifests = texts((source / MANIFEST).read_text(), count // 4, seed)
-    yield from damaged(group, source, MANIFEST, manifests, manifest)
-    scenes = texts((source / "scene.json").read_text(), count // 2, seed)
-    yield from damaged(group, source, "scene.json", scenes, scene)
+    yield from spoilt_json(group, source, MANIFEST, count // 4, seed, manifest)
+    yield from spoilt_json(group, source, "scene.json", count // 2, seed, scene)
 
 
 def _packs(count: int, seed: int) -> Iterator[Case]:
@@ -307,8 +299,7 @@ def _packs(count: int, seed: int) -> Iterator[Case]:
         if not (found.root / "scenes").is_dir():
             raise Nonsense(f"a pack {found}")
 
-    packs = texts((root / "lite_pack.json").read_text(), count, seed)
-    yield from damaged("cached scenes and packs", root, "lite_pack.json", packs, pack)
+    yield from spoilt_json("cached scenes and packs", root, "lite_pack.json", count, seed, pack)
 
 
 def _demo_file(path: Path) -> None:
@@ -366,14 +357,13 @@ def _demos(scratch: Path, count: int, seed: int) -> Iterator[Case]:
                 del file[place]
                 with np.errstate(all="ignore"):
                     file[place] = np.full(shape, 0 if kind in "u1i8bool" else fill).astype(kind)
-        meta = read_meta(bad)
+        read_meta(bad)
         demos = load_demos(folder, held_out_episodes=1)
         whole = all(np.isfinite(x).all() for x in (demos.proprio, demos.actions))
         if not whole or demos.actions.shape[1:] != (7,) or demos.images.shape[2:] != (64, 64, 3):
             raise Nonsense(f"frames {demos.images.shape}, {demos.actions.shape}, finite: {whole}")
         if not all(isinstance(text, str) and text for text in demos.instructions):
             raise Nonsense(f"instructions {demos.instructions}")
-        del meta
 
     yield Case("demonstrations", "as it is", partial(reads, how=("more", "mask")), "accepted")
     for how in drawn(st.one_of(data, data, attributes, attributes, gone, more), count, seed):
@@ -409,8 +399,7 @@ def _rl_tokens(count: int, seed: int) -> Iterator[Case]:
         if not torch.isfinite(next(iter(token.parameters()))).all():  # type: ignore[union-attr]
             raise Nonsense("weights that are not finite")
 
-    configs = texts((source / "config.json").read_text(), count, seed)
-    yield from damaged("world models", source, "config.json", configs, loads)
+    yield from spoilt_json("world models", source, "config.json", count, seed, loads)
 
 
 def cases(count: int, seed: int) -> Iterator[Case]:

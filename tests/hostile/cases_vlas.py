@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from cases_files import damaged, spoilt_tensors, texts
+from cases_files import damaged, spoilt_json, spoilt_tensors
 from engine import Case, Nonsense
 from hostile_data import LONG
 from openvla_checkpoints import write_tokenizer
@@ -51,8 +51,7 @@ def cases(count: int, seed: int) -> Iterator[Case]:
         names = [str(path.relative_to(folder)) for path in files if path.stat().st_size < 200_000]
         each = max(1, count // (len(CHECKPOINTS) * len(names)))
         for number, file in enumerate(names):
-            bad = texts((folder / file).read_text(), each, seed + number)
-            yield from damaged(group, folder, file, bad, read)
+            yield from spoilt_json(group, folder, file, each, seed + number, read)
         weights = sorted(folder.glob("*.safetensors"))[0]
         good = weights.read_bytes()
         yield from damaged(group, folder, weights.name, [good], read, "accepted")
@@ -63,10 +62,9 @@ def cases(count: int, seed: int) -> Iterator[Case]:
         vla: Any = load(f"mini:{CHECKPOINTS['mini']}")
         LoraAdapters.add(vla, LoraSettings(r=2)).save(scratch)
         config, weights = scratch / "adapter_config.json", scratch / "adapter_model.safetensors"
-        text = config.read_text()
-        yield from damaged("adapters", scratch, config.name, [text], _adapted, "accepted")
-        bad = texts(text, count // 6, seed)
-        yield from damaged("adapters", scratch, config.name, bad, _adapted)
+        whole = [config.read_text()]
+        yield from damaged("adapters", scratch, config.name, whole, _adapted, "accepted")
+        yield from spoilt_json("adapters", scratch, config.name, count // 6, seed, _adapted)
         tensors = spoilt_tensors(weights.read_bytes(), count // 20, seed)
         yield from damaged("adapters", scratch, weights.name, tensors, _adapted)
         specs = "mini?nonsense=1", "mini?seed=x", "class:", "pi0:\0", "?", ":", "mini:?"
