@@ -139,7 +139,7 @@ def draw_scene(
     if len(numbers) == 0:
         return
     table, eye = scene.resources.table, axes[0]
-    view = make_view(eye, axes[1], axes[2], (optics[0], optics[1]), optics[2], size, samples)
+    view = make_view(axes, optics, size, samples)
     buffers.material[:] = np.nan
     gl.active_texture(table, (gl.TEXTURE0,))
     found = sort_transparent(scene)

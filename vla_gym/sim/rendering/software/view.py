@@ -72,22 +72,20 @@ def subtract(a: np.ndarray, b: np.ndarray, out: np.ndarray) -> None:
 
 @compiled
 def make_view(
-    head: np.ndarray,
-    forward: np.ndarray,
-    up: np.ndarray,
-    tangents: tuple[float, float],
-    near: float,
+    axes: tuple[np.ndarray, np.ndarray, np.ndarray],
+    optics: tuple[float, float, float, float],
     size: tuple[int, int],
     samples: np.ndarray,
 ) -> View:
-    """Return the view of a camera at ``head`` (3,); ``size`` is (width, height) in pixels."""
+    """Return the view of a camera; see ``draw_scene`` for the arguments."""
+    head, forward, up = axes
     rows = np.empty((3, 4))
     cross(forward, up, rows[0])
     for k in range(3):
         rows[1, k], rows[2, k] = up[k], forward[k]
     for k in range(3):
         rows[k, 3] = -dot(rows[k], head)
-    tan_x, tan_y = tangents[0] * WIDER, tangents[1] * WIDER
+    tan_x, tan_y = optics[0] * WIDER, optics[1] * WIDER
     planes = np.empty((4, 4))
     for side in range(4):
         axis, tangent = side // 2, tan_x if side < 2 else tan_y
@@ -96,9 +94,9 @@ def make_view(
             planes[side, k] = (turn * rows[axis, k] + tangent * rows[2, k]) / np.sqrt(
                 1 + tangent * tangent
             )
-    width, height = size
+    (width, height), near = size, optics[2]
     lens = np.empty(7, np.float32)
-    lens[0], lens[1], lens[2] = tan_x, tan_y, height / 2 / tangents[1]
+    lens[0], lens[1], lens[2] = tan_x, tan_y, height / 2 / optics[1]
     lens[3], lens[4], lens[5], lens[6] = width / 2, height / 2, near, 2 * near
     return View(rows, planes, lens, np.float32(1), samples)
 
