@@ -122,7 +122,6 @@ def test_learns_beyond_the_reference() -> None:
         critic_warmup_steps=300,
         batch_size=128,
         utd_ratio=2.5,
-        gamma=0.98,
         learning_rate=1e-3,
         bc_weight=0.02,
         noise_chunk=0.3,
@@ -130,9 +129,9 @@ def test_learns_beyond_the_reference() -> None:
         seed=0,
     )
     baseline = success_rate(None)
-    model.learn(1100)
+    model.learn(800)
     # 45 of 100 by the reference; 70 of 100 by chance has a probability below 1e-6. Three seeds:
-    # 88-98.
+    # 92-97.
     assert baseline < 0.6
     assert success_rate(model) >= baseline + 0.25
 
