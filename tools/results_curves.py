@@ -5,7 +5,8 @@ Part of tools/make_results_page.py.
 Reads results/GROUP/NAME/curve.json and train.json, writes docs/results_GROUP.svg. Runs of one kind
 (same task, algorithm and settings, other seeds; of libero, libero_token, long, libero_on_policy and
 suite_ablation: same name but for its -sSEED) share a colour. On lite PPO and GRPO are drawn with
-TD3+BC's runs on the same suite, and runs without the RL token with the same runs that have it.
+TD3+BC's runs on the same suite, and runs without the RL token, suite by suite, with the same runs
+that have it.
 Training episodes are played on sampled layouts with exploration noise, so the curves lie under the
 greedy results of the tables. Of the group libero also docs/results_libero_tasks.svg: the official
 states of each task, which eval.json has.
@@ -85,16 +86,20 @@ def draw(group: str) -> bytes | None:
     kinds = list(dict.fromkeys(kind for _, kind in runs))
     if not kinds:
         return None
+    panels = [("", 0, "control steps"), ("", 1, "minutes")]
+    if group == "libero_token":  # of many machines, so minutes would tell of these
+        panels = [(suite, 0, "control steps") for suite in ("goal", "spatial")]
     with matplotlib.rc_context(STYLE):
         figure = Figure(figsize=(8.4, 2.9 + 0.17 * len(kinds)), layout="constrained")
-        for column, name in enumerate(("control steps", "minutes")):
+        for place, (suite, column, name) in enumerate(panels, 1):
             lines: list[Line] = []
             for folder, kind in runs:
-                points = json.loads((folder / "curve.json").read_text())
-                *x, success = np.array(points, np.float64).T
-                lines.append((kinds.index(kind), Band(x[column], success)))
-            title = f"training success by {name}"
-            axes = figure.add_subplot(1, 2, column + 1, title=title, xlabel=name)
+                if kind.startswith(suite):
+                    points = json.loads((folder / "curve.json").read_text())
+                    *x, success = np.array(points, np.float64).T
+                    lines.append((kinds.index(kind), Band(x[column], success)))
+            title = f"{suite} training success by {name}".strip()
+            axes = figure.add_subplot(1, 2, place, title=title, xlabel=name)
             draw_lines(axes, lines, percent=True, most_dots=0)
         keys = [
             Line2D([], [], color=colour_of(i), linestyle=style_of(i)) for i in range(len(kinds))
