@@ -20,6 +20,7 @@ import vla_gym  # noqa: F401 - registers the ids
 from vla_gym.assets import cache_dir, resolve_asset_pack
 from vla_gym.errors import AssetError, CompileError, ConfigError, UnknownTaskError, VlaGymError
 from vla_gym.remote.messages import PartSpec
+from vla_gym.remote.part import build
 from vla_gym.rollout import Start
 from vla_gym.suites import SUITES, VARIANTS, get_suite, get_task, registry, suite_tasks
 from vla_gym.suites.disk_cache import load_scene
@@ -222,7 +223,7 @@ def test_another_machine_gets_the_content(
     file.unlink()
     monkeypatch.setenv("VLA_GYM_CACHE", str(tmp_path / "theirs"))
     registry._loaded.pop(suite.name, None)
-    envs, _ = pickle.loads(message).build()
+    envs, _ = build(pickle.loads(message))
     assert [task.facts for task in envs.get_attr("tasks")[0]] == [suite.tasks[0].facts]
     envs.close()
 

@@ -37,24 +37,6 @@ class PartSpec:
     vector_wrappers: Sequence[Callable[[VectorEnv[Any, Any, Any]], VectorEnv[Any, Any, Any]]]
     files: Sequence[tuple[str, str]]
 
-    def build(self) -> tuple[Any, Any]:
-        """Return the ``PartEnv`` of the part, and the same with its wrappers."""
-        from vla_gym.remote.part import PartEnv
-
-        if self.files:
-            from vla_gym.suites.libero.own import BddlSuite
-
-            BddlSuite(self.files).keep()
-        base = PartEnv(self.num_envs, self.suite, env_ids=self.env_ids, copy=False, **self.kwargs)
-        envs: Any = base
-        try:
-            for wrapper in self.vector_wrappers:
-                envs = wrapper(envs)
-        except BaseException:
-            base.close()
-            raise
-        return base, envs
-
 
 class Reply(NamedTuple):
     """An answer.

@@ -82,6 +82,23 @@ class PartEnv(LiberoVectorEnv):
         return self._runner.call(calls, method)
 
 
+def build(spec: PartSpec) -> tuple[PartEnv, Any]:
+    """Return the vector environment of a part, and the same with its wrappers."""
+    if spec.files:
+        from vla_gym.suites.libero.own import BddlSuite
+
+        BddlSuite(spec.files).keep()
+    base = PartEnv(spec.num_envs, spec.suite, env_ids=spec.env_ids, copy=False, **spec.kwargs)
+    envs: Any = base
+    try:
+        for wrapper in spec.vector_wrappers:
+            envs = wrapper(envs)
+    except BaseException:
+        base.close()
+        raise
+    return base, envs
+
+
 class Part:
     """One vector environment and the thread that alone touches it.
 
@@ -183,7 +200,7 @@ class Part:
                 "'vla-gym assets'."
             )
         spec: PartSpec = pickle.loads(payload)
-        self._base, self._envs = spec.build()
+        self._base, self._envs = build(spec)
         self._base.tell_restarts(self._told.append)
         envs = self._envs
         spaces = EnvSpaces(
