@@ -10,6 +10,7 @@ import make_results_page as tool
 import make_robustness_page as robustness
 import pytest
 import results_curves as curves
+import results_tables as tables
 
 from vla_gym.errors import ConfigError
 from vla_gym_trainers.runs.settings import TEST_SEED
@@ -17,12 +18,32 @@ from vla_gym_trainers.runs.settings import TEST_SEED
 
 def test_tables_are_those_of_the_cards() -> None:
     more = {f"{group}_{what}" for group in ("libero", "suite") for what in ("tasks", "training")}
-    more |= {"long_tasks", "libero_on_policy_tasks", "libero_token_tasks"}
-    pages = tool.blocks()
-    assert {*tool.GROUPS, *more} == {name for blocks in pages.values() for name in blocks}
-    for page, blocks in pages.items():
-        for name, block in blocks.items():
-            assert f"<!-- begin {name} -->\n{block}\n<!-- end {name} -->" in page.read_text(), name
+    more |= {"long_tasks", "libero_on_policy_tasks", "libero_token_tasks", "libero_token_summary"}
+    blocks = tables.blocks()
+    assert {*tool.GROUPS, *more} == set(blocks)
+    text = "".join(page.read_text() for page in tool.PAGES)
+    for name, block in blocks.items():
+        assert text.count(f"<!-- begin {name} -->\n{block}\n<!-- end {name} -->") == 1, name
+
+
+def test_runs_that_see_the_same_are_counted_together(monkeypatch):
+    def run(name, suite, successes, wins, losses, **seen):
+        config = {"rl_token": "auto", "use_rl_token": True, "use_reference": True, **seen}
+        paired = {"total": {"wins": wins, "losses": losses}}
+        total = {"num_episodes": 50, "num_successes": successes}
+        evaluation = {"results": {"total": total, "paired": paired}}
+        return name, {"config": {**config, "suite": suite, "seed": 7}}, evaluation
+
+    alone = {"use_rl_token": False, "use_reference": False}
+    runs = [
+        run("goal-s7-mean", "libero_goal", 40, 3, 1, rl_token="mean"),
+        run("goal-s7-alone", "libero_goal", 30, 0, 8, **alone),
+        run("spatial-s7-alone", "spatial", 20, 1, 3, **alone),
+    ]
+    monkeypatch.setattr(tables, "load", {"libero_token": runs}.__getitem__)
+    *_, both, mean = tables.token_summary()
+    assert "alone | goal 7; spatial 7 | 60/100 (50-69 %) | 50/100 (40-60 %) | 1 : 11 |" in both
+    assert "hidden states | goal 7 | 38/50 (63-86 %) | 40/50 (67-89 %) | 3 : 1 | 0.6 |" in mean
 
 
 def test_runs_without_the_token_are_drawn_with_those_that_have_it() -> None:

@@ -1,0 +1,204 @@
+"""Make the tables of docs/results*.md from the cards in results/.
+
+Part of tools/make_results_page.py, whose groups are named there.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from typing import Any
+
+from page_blocks import markdown_table, rate
+from results_curves import cards_of, partner_of
+
+from vla_gym.suites import get_task
+from vla_gym_trainers.evaluation.statistics import sign_test
+from vla_gym_trainers.on_policy.config import GRPOConfig, PPOConfig
+from vla_gym_trainers.td3.config import TD3RunConfig
+
+LIBERO_GROUPS = ("libero", "libero_earlier", "libero_token", "long", "libero_on_policy")
+GROUPS = (*LIBERO_GROUPS, "single", "suite", "ablation", "suite_ablation", "on_policy")
+#: Settings that say where or how long a run was made, not what it learned with.
+_NOT_SHOWN = {"run_dir", "progress", "torch_threads", "seed", "task_ids", "suite", "videos"}
+_NOT_SHOWN |= {"max_minutes", "eval_states", "checkpoint_every", "keep_checkpoints", "workers"}
+_NOT_SHOWN |= {"eval_every", "eval_layouts", "eval_envs", "guard_layouts", "learn_threads"}
+_NOT_SHOWN |= {"total_chunks", "total_timesteps", "total_steps"}
+_TRAINERS: dict[str, Any] = {"td3": TD3RunConfig, "ppo": PPOConfig, "grpo": GRPOConfig}
+Card = dict[str, Any]
+
+
+def load(group: str) -> list[tuple[str, Card, Card]]:
+    """Return (name, training card, evaluation card) of each run of a group."""
+    return [
+        (folder.name, train, json.loads((folder / "eval.json").read_text()))
+        for folder, train in cards_of(group)
+    ]
+
+
+def row(train: Card, evaluation: Card, differing: dict[str, Any]) -> list[str]:
+    """Return one row of a table."""
+    config, training = train["config"], train["results"]["training"]
+    total = evaluation["results"]["total"]
+    paired = evaluation["results"]["paired"]["total"]
+    n, ours = total["num_episodes"], total["num_successes"]
+    theirs = paired["both"] + paired["losses"]
+    ids = config["task_ids"]
+    suite = config["suite"].removeprefix("libero_")
+    what = suite if train["kind"] == "td3" else f"{train['kind']}, {suite}"
+    if ids is not None and len(ids) == 1:  # None: all of the suite
+        what += f" {ids[0]}: {get_task(suite, ids[0]).instruction}"
+    steps = training.get("env_steps")
+    return [
+        what,
+        str(config["seed"]),
+        ", ".join(f"`{key}={value}`" for key, value in differing.items()) or "-",
+        "-" if steps is None else f"{steps:,}",
+        f"{training['minutes']:.1f}",
+        rate(theirs, n),
+        rate(ours, n),
+        f"{paired['wins']} : {paired['losses']}",
+        f"{paired['p_value']:.1g}",
+    ]
+
+
+def table(group: str) -> list[str]:
+    """Return a group's table; a row shows in which settings it is not as most of its algorithm."""
+    runs = load(group)
+    if not runs:
+        return ["None yet."]
+    kinds: dict[str, list[Card]] = {}
+    for _, train, _ in runs:
+        kinds.setdefault(train["kind"], []).append(_with_defaults(train))
+    usual = {kind: _usual(kind, configs) for kind, configs in kinds.items()}
+    rows = []
+    for name, train, evaluation in runs:
+        config, expected = _with_defaults(train), usual[train["kind"]]
+        own = {k: config[k] for k, v in expected.items() if k in config and config[k] != v}
+        cells = row(train, evaluation, own)
+        rows.append([name, *cells[1:]] if group in LIBERO_GROUPS else cells)
+    first = "run" if group in LIBERO_GROUPS else "task"
+    other = _compared_with(group)
+    head = (
+        f"{first} | seed | setting | control steps | minutes | {other} | policy | wins : losses | p"
+    )
+    return markdown_table(head.split(" | "), rows)
+
+
+def _compared_with(group: str) -> str:
+    """Return what a group's runs are paired with."""
+    return "with the token" if group == "libero_token" else "VLA"
+
+
+def _usual(kind: str, configs: list[Card]) -> dict[str, Any]:
+    """Return the settings in which runs differ, with what over half of them have or the default."""
+    defaults, usual = _defaults(kind), {}
+    for key in sorted({key for config in configs for key in config} - _NOT_SHOWN):
+        values = Counter(json.dumps(config[key]) for config in configs if key in config)
+        text, count = values.most_common(1)[0]
+        if len(values) > 1:
+            most = 2 * count > values.total()
+            usual[key] = json.loads(text) if most else defaults.get(key)
+    return usual
+
+
+def _defaults(kind: str) -> dict[str, Any]:
+    """Return a trainer's settings as they are by default."""
+    return json.loads(json.dumps(vars(_TRAINERS[kind]()), default=str))
+
+
+def _with_defaults(train: Card) -> Card:
+    """Return a run's settings, with those that its card, of an earlier version, lacks."""
+    # What the trainers did before these two were settings is not what their defaults do.
+    known = _defaults(train["kind"]) | {"bc_beside_demos": 1.0, "aggregation": "tokens"}
+    known |= train["config"]
+    known["prior_demos"] = bool(known.get("prior_demos"))
+    if not known["prior_demos"]:
+        known.pop("bc_beside_demos")  # nothing that it says how to learn from
+        known.pop("demo_starts", None)
+    return known
+
+
+def tasks_table(group: str) -> list[str]:
+    """Return successes a task of runs on whole suites: a table a suite, a column a run."""
+    suites: dict[str, list[tuple[str, Card]]] = {}
+    for name, train, evaluation in load(group):
+        if (ids := train["config"]["task_ids"]) is None or len(ids) > 1:
+            suites.setdefault(train["config"]["suite"], []).append((name, evaluation["results"]))
+    lines: list[str] = []
+    for suite, runs in sorted(suites.items()):
+        # Of two runs that are compared with the same one it is told once.
+        others = {partner_of(name): results["paired"]["tasks"] for name, results in runs}
+        rows = []
+        for place, task in enumerate(runs[0][1]["tasks"]):
+            wins = [str(results["tasks"][place]["num_successes"]) for _, results in runs]
+            pairs = [tasks[place] for tasks in others.values()]
+            before = [str(p["both"] + p["losses"]) for p in pairs]
+            vla = " / ".join(before if group == "libero_token" else dict.fromkeys(before))
+            name = f"{task['task_id']}: {task['instruction']}"
+            rows.append([name, vla, *wins])
+        lines += [
+            "",
+            *markdown_table([suite, _compared_with(group), *(name for name, _ in runs)], rows),
+        ]
+    return lines[1:] or ["None yet."]
+
+
+def training_table(group: str) -> list[str]:
+    """Return how training success of a group's runs compares with the VLA's, same noise."""
+    rows = []
+    for name, train, _ in load(group):
+        training = train["results"]["training"]
+        lowest = training.get("lowest_success_1000")
+        if lowest is not None:
+            last = training["success_by_100_episodes"][-11:-1]  # the last block may be short
+            rates = [training["warmup_success"], lowest, sum(last) / len(last)]
+            rows.append(
+                [name, f"{training['warmup_episodes']}", *(f"{100 * r:.1f} %" for r in rates)]
+            )
+    head = ["run", "warm-up episodes", "VLA in them", "lowest 1,000 episodes"]
+    head.append("last ten whole hundreds")
+    return markdown_table(head, rows) if rows else ["None yet."]
+
+
+def token_summary() -> list[str]:
+    """Return the runs of libero_token together, by what actor and critics see."""
+    groups: dict[str, list[tuple[Card, Card]]] = {}
+    for name, train, evaluation in load("libero_token"):
+        config = train["config"]
+        seen = (
+            "the mean of the hidden states" if config["rl_token"] == "mean" else "all hidden states"
+        )
+        if not config["use_rl_token"]:
+            seen = "the VLA's chunk" if config["use_reference"] else "proprioception alone"
+        seen += ", 20,032 chunks" if "-20000-chunks" in name else ""
+        groups.setdefault(seen, []).append((config, evaluation["results"]))
+    rows = []
+    for seen, runs in sorted(groups.items(), key=lambda group: ("," in group[0], -len(group[1]))):
+        n, ours = (
+            sum(r["total"][key] for _, r in runs) for key in ("num_episodes", "num_successes")
+        )
+        pairs = [results["paired"]["total"] for _, results in runs]
+        wins, losses = (sum(pair[key] for pair in pairs) for key in ("wins", "losses"))
+        seeds: dict[str, list[str]] = {}
+        for config, _ in runs:
+            seeds.setdefault(config["suite"].removeprefix("libero_"), []).append(
+                str(config["seed"])
+            )
+        played = "; ".join(f"{suite} {', '.join(numbers)}" for suite, numbers in seeds.items())
+        counts = [rate(ours + losses - wins, n), rate(ours, n), f"{wins} : {losses}"]
+        rows.append([seen, played, *counts, f"{sign_test(wins, losses):.1g}"])
+    head = ["in the token's place", "seeds", "with the token", "so", "wins : losses", "p"]
+    return markdown_table(head, rows)
+
+
+def blocks() -> dict[str, str]:
+    """Return the pages' tables by the names of their blocks."""
+    tables = {"libero_token_summary": token_summary()}
+    for group in GROUPS:
+        tables[group] = table(group)
+        if group in ("libero", "libero_token", "long", "libero_on_policy", "suite"):
+            tables[f"{group}_tasks"] = tasks_table(group)
+        if group in ("libero", "suite"):
+            tables[f"{group}_training"] = training_table(group)
+    return {name: "\n".join(lines) for name, lines in tables.items()}
