@@ -12,6 +12,7 @@ from gymnasium.utils.env_checker import check_env
 from stable_baselines3.common.env_checker import check_env as sb3_check_env
 
 import vla_gym
+from vla_gym.assets import resolve_asset_pack
 from vla_gym.envs.checks import MAX_SEED
 from vla_gym.envs.libero import LiberoEnv
 from vla_gym.errors import ConfigError, InvalidActionError, UnknownTaskError
@@ -154,6 +155,15 @@ def test_options_hold_for_one_episode_and_change_no_other():
 def test_wrong_arguments_give_one_clear_error(kwargs, error, text):
     with pytest.raises(error, match=text):
         LiberoEnv(**{"suite": "goal", **kwargs})
+
+
+def test_assets_at_a_relative_path_are_found_wherever_the_process_goes(tmp_path, monkeypatch):
+    (tmp_path / "pack").symlink_to(resolve_asset_pack("lite").root)
+    monkeypatch.chdir(tmp_path)
+    env = LiberoEnv("goal", task_ids=8, assets="pack", cameras=())
+    monkeypatch.chdir("/")
+    env.reset(seed=0)
+    env.close()
 
 
 def test_no_simulation_before_the_first_reset_or_after_close():

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, Literal, get_args
+from pathlib import Path
+from typing import Any, Literal, get_args
 
 import numpy as np
 from gymnasium import spaces
@@ -28,9 +29,6 @@ from vla_gym.outside import check_path
 from vla_gym.suites import get_suite
 from vla_gym.suites.protocol import CompiledTask, Simulation
 from vla_gym.variation import DomainVariation
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 
 class LiberoEnvBase(CameraEnv):
@@ -157,6 +155,10 @@ class LiberoEnvBase(CameraEnv):
         if not isinstance(self.assets, str | os.PathLike):
             raise ConfigError(f"assets must be the name or path of a pack, got {assets!r:.80}.")
         check_path(self.assets)
+        # Where it is now, wherever this process goes; what is no path here is a suite's name.
+        place = os.path.expanduser(self.assets)
+        if self.assets not in ("lite", "libero") and os.path.exists(place):
+            self.assets = str(Path(place).absolute())
         self.physics, self.chunk_len, self.visual_profile = physics, chunk_len, visual_profile
         self.init_states = parse_init_states(init_states, self._suite.num_init_states)
         self.gamma, self.max_control_steps = gamma, max_control_steps
@@ -187,7 +189,6 @@ class LiberoEnvBase(CameraEnv):
         self.action_space = spaces.Box(action.low, action.high, shape, np.float32)
         # Frames are of steps.
         self.metadata = {**self.metadata, "render_fps": self._suite.control_hz / (chunk_len or 1)}
-        self._models: dict[tuple[int, bool], CompiledTask] = {}
         self._sim: Simulation | None = None
         self._task_id = -1
         self.on_control_step: list[Callable[[Any, dict[str, Any]], None]] = []
@@ -204,15 +205,11 @@ class LiberoEnvBase(CameraEnv):
         return self.variation is not None and self.variation.distractors > 0
 
     def _model(self, task_id: int, *, clutter: bool) -> CompiledTask:
-        key = (task_id, clutter)
-        if key not in self._models:
-            task = self._suite.tasks[task_id]
-            self._models[key] = load_task(task, self.assets, clutter=clutter)
-        return self._models[key]
+        return load_task(self._suite.tasks[task_id], self.assets, clutter=clutter)
 
     def __getstate__(self) -> dict[str, Any]:
         """Return what pickles and copies hold: the simulation's state, not itself nor OpenGL."""
-        kept = self.__dict__ | {"_suite": self.suite, "_models": {}, "_image_out": None}
+        kept = self.__dict__ | {"_suite": self.suite, "_image_out": None}
         del kept["_scenes"], kept["_sim"]
         sim = self._sim
         saved = None if sim is None else (sim.get_state(), bool(sim.task_model.clutter))

@@ -38,21 +38,19 @@ VisualProfile = Literal["libero", "fast", "coarse"]
 _RendererKey = tuple[str, Path, int, str]
 _GEOMETRY = "geometry"  # in place of a profile: depth and geom ids
 
-_models: dict[tuple[Task, str, str | None, Path, bool], CompiledTask] = {}
+_models: dict[tuple[Task, str | Path, str | None, Path, bool], CompiledTask] = {}
 
 
 def load_task(task: Task, assets: str | Path, *, clutter: bool = False) -> CompiledTask:
     """Return a compiled task; the first load of a process verifies it, later ones share it.
 
-    Arguments are those of ``Suite.load_task_model``.
+    Arguments are those of ``Suite.load_task_model``; a path is absolute.
 
     Raises:
         AssetError: If the asset pack is missing or not one.
         CompileError: If the scene cannot be compiled.
     """
-    named = assets in ("lite", "libero")
-    where = str(assets) if named else str(Path(assets).expanduser().absolute())
-    key = (task, where, os.environ.get(LIBERO_VARIABLE), cache_dir(), clutter)
+    key = (task, assets, os.environ.get(LIBERO_VARIABLE), cache_dir(), clutter)
     model = _models.get(key)
     if model is None or not model.mjb_path.exists():  # the cache may be deleted at any time
         suite = get_suite(task.suite)
