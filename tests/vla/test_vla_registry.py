@@ -13,6 +13,7 @@ import torch
 from installed_packages import install, write_metadata
 from mini_vla import random_inputs
 from run_python import run_python
+from safetensors.torch import load_file
 
 from vla_gym.errors import ConfigError, RLTokenWarning, WeightsError
 from vla_gym.remote.remote_vla import RemoteVLA, vla_facts
@@ -231,6 +232,28 @@ def test_weights_are_replaced_and_checksums_name_files_beside_them(tmp_path):
         sums.write_text(f"0  {name}\n")
         with pytest.raises(WeightsError, match="names of files beside it"):
             verify_checksums(tmp_path)
+
+
+@pytest.mark.parametrize("moment", range(5))
+def test_a_kill_while_weights_are_replaced_leaves_a_checkpoint(tmp_path, monkeypatch, moment):
+    write_checkpoint(tmp_path, {}, {"x": torch.zeros(2)})
+    calls = []
+
+    def killed(do):
+        def call(path, *args, **kwargs):
+            calls.append(path)
+            if len(calls) > moment and path.exists():
+                raise KeyboardInterrupt
+            return do(path, *args, **kwargs)
+
+        return call
+
+    for name in ("replace", "unlink"):
+        monkeypatch.setattr(Path, name, killed(getattr(Path, name)))
+    with pytest.raises(KeyboardInterrupt):
+        write_checkpoint(tmp_path, {}, {"x": torch.ones(2)})
+    verify_checksums(tmp_path)
+    assert load_file(tmp_path / "model.safetensors")["x"].tolist() in ([0, 0], [1, 1])
 
 
 def test_a_suffix_is_for_names_not_for_paths(tmp_path):

@@ -61,23 +61,31 @@ def write_checkpoint(
     *,
     half: bool = True,
 ) -> None:
-    """Write config.json, model.safetensors, in float16 if ``half``, and SHA256SUMS over both."""
+    """Write config.json, model.safetensors, in float16 if ``half``, and SHA256SUMS over both.
+
+    Files that are there stay until all three are written, and are then replaced one by one; until
+    the last one is, there are no checksums.
+    """
     from safetensors.torch import save_file
 
     folder.mkdir(parents=True, exist_ok=True)
-    text = json.dumps(config, indent=2) + "\n"
-    (folder / "config.json").write_text(text, encoding="utf-8")
-    file = folder / "model.safetensors"
     written = {
         name: (value.half() if half else value).contiguous().cpu()
         for name, value in tensors.items()
     }
-    with replacing(file) as scratch:
-        save_file(written, scratch)
-        scratch.chmod(0o644)  # written as 0600, unfit for package data
-    lines = [f"{file_sha256(folder / n)}  {n}\n" for n in ("config.json", file.name)]
-    with replacing(folder / CHECKSUMS) as scratch:
-        scratch.write_text("".join(lines))
+    config_file, weights_file = folder / "config.json", folder / "model.safetensors"
+    sums_file = folder / CHECKSUMS
+    with (
+        replacing(sums_file) as sums,
+        replacing(config_file) as text,
+        replacing(weights_file) as weights,
+    ):
+        text.write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
+        save_file(written, weights)
+        weights.chmod(0o644)  # written as 0600, unfit for package data
+        pairs = (text, config_file), (weights, weights_file)
+        sums.write_text("".join(f"{file_sha256(new)}  {file.name}\n" for new, file in pairs))
+        sums_file.unlink(missing_ok=True)
 
 
 def verify_checksums(folder: Path) -> None:
