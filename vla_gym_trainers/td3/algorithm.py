@@ -171,7 +171,8 @@ class TD3BC(TD3):
                 if not self._store(block, staleness, callback, log_interval):
                     break
                 callback.on_rollout_end()
-                if self.num_timesteps > self.config.learning_starts:
+                begun = self.num_timesteps > self.config.learning_starts
+                if begun and self.replay_buffer.size():  # workers may have lost all that was played
                     self.train(size, self.config.batch_size)
                     self._train_vla(size)
                 pipeline.publish()
@@ -183,8 +184,6 @@ class TD3BC(TD3):
 
         Chunks are ``gradient_steps``, as SB3 counts them; ``batch_size`` is in transitions.
         """
-        if self.replay_buffer.size() == 0:
-            return
         self._update_learning_rate([self.policy.actor_optimizer, self.policy.critic_optimizer])
         metrics: defaultdict[str, list[Tensor]] = defaultdict(list)
         config = self.config.at(self.num_timesteps)

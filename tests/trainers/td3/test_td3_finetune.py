@@ -206,6 +206,14 @@ def test_what_the_vla_saw_is_kept_once_and_let_go(tmp_path: Path) -> None:
     assert len(buffer.inputs) == len(np.unique(seen, axis=0)) < 80
 
 
+def test_nothing_is_learned_while_nothing_is_stored(tmp_path: Path, monkeypatch: Any) -> None:
+    """As when the workers have lost all that was played."""
+    model = make_model(tmp_path)
+    monkeypatch.setattr(model.replay_buffer, "add", lambda *_: None)
+    model.learn(40)
+    assert model.fine_tuner.version == model._n_updates == 0
+
+
 @pytest.mark.parametrize("what", ["lora", "full"])
 def test_a_run_goes_on_bit_for_bit(tmp_path: Path, monkeypatch: Any, what: Any) -> None:
     know_toy_tasks(monkeypatch)
