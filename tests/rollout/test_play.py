@@ -16,7 +16,7 @@ from vla_gym.disk_full import is_disk_full
 from vla_gym.envs.libero import LiberoEnv
 from vla_gym.errors import ConfigError, UnknownTaskError
 from vla_gym.files import scratch_path
-from vla_gym.rollout import Policy, Start
+from vla_gym.rollout import ExpertPolicy, Policy, Start
 from vla_gym.rollout.film import film, record_video
 from vla_gym.rollout.video import (
     GREEN,
@@ -196,6 +196,25 @@ def test_the_film_starts_where_the_environment_does() -> None:
     with LiberoEnv("goal", task_ids=8, image_size=64) as env:
         obs, _ = env.reset(seed=4)
     assert np.abs(frames[0][:64].astype(int) - obs["agentview"]).mean() < 4  # JPEG
+
+
+@pytest.mark.parametrize(
+    ("name", "change", "message"),
+    [
+        ("film.mp4", {"starts": []}, "at least one start"),
+        ("film.avi", {}, "must end in .mp4 or .gif"),
+        ("film.mp4", {"cameras": ("hand",)}, "cameras must be one of 'agentview', 'wrist'"),
+        ("film.mp4", {"cameras": ()}, "at least one camera"),
+        ("film.mp4", {"size": 0}, "size must be in 1..4096, got 0"),
+    ],
+)
+def test_what_cannot_be_filmed_is_refused_before_it_is_played(
+    name: str, change: dict[str, Any], message: str, tmp_path: Path
+) -> None:
+    settings: dict[str, Any] = {"starts": [Start("goal", 8, 0)], "assets": "none", **change}
+    with pytest.raises(ConfigError, match=message):
+        record_video(tmp_path / name, ExpertPolicy(), **settings)
+    assert not list(tmp_path.iterdir())
 
 
 class Stays(VLAPolicy):

@@ -19,6 +19,7 @@ from vla_gym.envs.checks import (
     as_integer,
     as_number,
     check_choice,
+    parse_cameras,
     parse_init_states,
     parse_tasks,
 )
@@ -123,11 +124,7 @@ class LiberoEnvBase(CameraEnv):
         check_choice(observation_timing, "observation_timing", ("libero", "end"))
         check_choice(visual_profile, "visual_profile", (None, *get_args(VisualProfile)))
         check_choice(render_mode, "render_mode", (None, "rgb_array"))
-        if not isinstance(cameras, Sequence | None) or isinstance(cameras, str):
-            raise ConfigError(f"cameras must be a sequence of names, got {cameras!r:.80}.")
-        self.cameras = tuple(self._suite.cameras if cameras is None else cameras)
-        for camera in self.cameras:
-            check_choice(camera, "cameras", tuple(self._suite.cameras))
+        self.cameras = parse_cameras(self._suite, cameras)
         self.image_size = as_integer(image_size, "image_size", 1, MAX_IMAGE_SIZE)
         if chunk_len is not None:
             chunk_len = as_integer(chunk_len, "chunk_len", 1, MAX_CHUNK_LEN)

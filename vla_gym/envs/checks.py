@@ -97,6 +97,19 @@ def as_number(value: Any, name: str, low: float, high: float, *, above: bool = F
     return float(value)
 
 
+def parse_cameras(suite: Suite, cameras: Sequence[str] | None) -> tuple[str, ...]:
+    """Return names of a suite's cameras, of all for None.
+
+    Raises:
+        ConfigError: If they are no sequence of names, or there is no such camera.
+    """
+    if not isinstance(cameras, Sequence | None) or isinstance(cameras, str):
+        raise ConfigError(f"cameras must be a sequence of names, got {cameras!r:.80}.")
+    for camera in cameras or ():
+        check_choice(camera, "cameras", tuple(suite.cameras))
+    return tuple(suite.cameras if cameras is None else cameras)
+
+
 def parse_tasks(suite: Suite, task_ids: int | str | Sequence[int | str] | None) -> tuple[int, ...]:
     """Return the indices in the suite of one task, several, or all (None); see ``task_number``.
 

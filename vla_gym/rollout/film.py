@@ -9,8 +9,10 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 
+from vla_gym.envs.checks import MAX_IMAGE_SIZE, as_integer, parse_cameras
 from vla_gym.envs.libero import LiberoEnv
 from vla_gym.envs.scene_cache import SceneCache
+from vla_gym.errors import ConfigError
 from vla_gym.rollout import video
 from vla_gym.rollout.episodes import Episode, Start
 from vla_gym.rollout.player import play
@@ -42,12 +44,19 @@ def film(
 
     Yields:
         Each episode and its frames.
+
+    Raises:
+        ConfigError: If there is nothing to film: no start, no camera, or none of that name.
     """
+    if not starts:
+        raise ConfigError("A film takes at least one start, got none.")
+    size = as_integer(size, "size", 1, MAX_IMAGE_SIZE)
     suites = list(dict.fromkeys(start.suite for start in starts))
     starts = sorted(starts, key=lambda start: suites.index(start.suite))
     texts = [get_task(start.suite, start.task_id).instruction for start in starts]
-    if cameras is None:
-        cameras = tuple(get_suite(starts[0].suite).cameras)
+    cameras = parse_cameras(get_suite(suites[0]), cameras)
+    if not cameras:
+        raise ConfigError("A film takes at least one camera, got none.")
     rows = video.text_rows(texts, size * len(cameras))
     # The physics is not used: this cache only keeps renderers, a few scenes at a time.
     scenes = SceneCache(image_size=size, visual_profile=None, max_scenes=2)
@@ -101,8 +110,9 @@ def record_video(
         The episodes.
 
     Raises:
-        ConfigError: If the video cannot be written.
+        ConfigError: If the video cannot be written, or there is nothing to film.
     """
+    video.check_video_path(Path(path))
     episodes, tiles = zip(*film(policy, starts, **settings), strict=True)
     video.write_video(path, video.tiled_frames(tiles))
     return list(episodes)
