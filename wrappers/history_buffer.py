@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import gymnasium as gym
@@ -40,6 +40,8 @@ class HistoryBuffer:
         """
         length = as_integer(length, "length", 1, MAX_HISTORY)
         stride = as_integer(stride, "stride", 1, MAX_HISTORY)
+        if not isinstance(frames, Iterable):
+            raise ConfigError(f"frames must be names of cameras, got {frames!r:.80}.")
         self.cameras = (frames,) if isinstance(frames, str) else tuple(frames)
         found = _check_spaces(self.cameras, observation_space, action_space)
         low, high = found.low, found.high

@@ -437,6 +437,7 @@ class Discrete(PictureEnv):
         (PictureEnv, {"length": 0}, "length must be in 1..1024, got 0"),
         (PictureEnv, {"stride": 0}, "stride must be in 1..1024, got 0"),
         (PictureEnv, {"length": 1.5}, "length must be an integer, got 1.5"),
+        (PictureEnv, {"frames": None}, "names of cameras, got None"),
         (PictureEnv, {"frames": ("hand",)}, "agentview, wrist.*got 'hand'"),
         (PictureEnv, {"frames": ("proprio",)}, "agentview, wrist.*got 'proprio'"),
         (PictureEnv, {"frames": ("wrist", "wrist")}, "different cameras, got .'wrist', 'wrist'"),
