@@ -48,11 +48,11 @@ class LinearPath(nn.Linear):
 
     def forward(self, states: torch.Tensor) -> torch.Tensor:
         """Return (B, D) float32."""
-        flat = self._inputs(states)
-        return super().forward(F.pad(flat, (0, self.in_features - flat.shape[1])))
+        return super().forward(self._inputs(states))
 
     def _inputs(self, states: torch.Tensor) -> torch.Tensor:
-        return (states if self.project is None else self.project(states)).flatten(1)
+        flat = (states if self.project is None else self.project(states)).flatten(1)
+        return F.pad(flat, (0, self.in_features - flat.shape[1]))
 
     @torch.no_grad()
     def fit(
@@ -70,7 +70,7 @@ class LinearPath(nn.Linear):
         square matrix of the smaller of rows and columns.
 
         Args:
-            hidden: (B, M, H) of any float type; more components than B - 1 are zero.
+            hidden: (B, <= M, H) of any float type; more components than B - 1 are zero.
             standardise: The encoder's.
 
         Raises:
@@ -87,12 +87,13 @@ class LinearPath(nn.Linear):
 
         if self.project is not None:
             rank = self.project.out_features
-            count = len(hidden) * self.max_tokens
+            tokens = hidden.shape[1]
+            generator = torch.Generator().manual_seed(0)
             # Drawn: every k-th would be one position alone if k were a multiple of M.
-            draw = torch.randperm(count, generator=torch.Generator().manual_seed(0))[:FIT_STATES]
+            draw = torch.randperm(len(hidden) * tokens, generator=generator)[:FIT_STATES]
             mean = torch.stack([part.sum(0) for part in batches()]).sum(0) / len(hidden)
-            position = draw % self.max_tokens
-            states = standardise(hidden[draw // self.max_tokens, position].float()) - mean[position]
+            position = draw % tokens
+            states = standardise(hidden[draw // tokens, position].float()) - mean[position]
             self.project.weight.zero_()
             components = principal_components(states, rank)[1]
             self.project.weight[: len(components)] = components.float()

@@ -165,11 +165,23 @@ class RLTokenEncoder(_RLTokenPart):
         """Start the linear path at the principal components of hidden states, the readout at zero.
 
         See :meth:`vla_gym.rl_token.linear_path.LinearPath.fit`; there must be such a path.
+
+        Raises:
+            ConfigError: If all observations have the same states, or the shape does not fit.
         """
         assert self.linear is not None
+        self._check_shape(hidden)
         self.linear.fit(hidden, self.standardise)
         nn.init.zeros_(self.out.weight)
         nn.init.zeros_(self.out.bias)
+
+    def _check_shape(self, hidden: torch.Tensor) -> None:
+        shape, config = tuple(hidden.shape), self.config
+        if hidden.ndim != 3 or shape[1] > config.max_tokens or shape[2] != config.hidden_size:
+            raise ConfigError(
+                f"Expected hidden states (B, <= {config.max_tokens}, {config.hidden_size}), "
+                f"got {shape}: use the RL token that was pretrained for this VLA."
+            )
 
     def standardise(self, hidden: torch.Tensor) -> torch.Tensor:
         """Return (hidden - mean) / std, the space in which the decoder's error is measured."""
@@ -187,15 +199,10 @@ class RLTokenEncoder(_RLTokenPart):
         Raises:
             ConfigError: If the shape does not fit.
         """
-        shape, config = tuple(hidden.shape), self.config
-        if hidden.ndim != 3 or shape[1] > config.max_tokens or shape[2] != config.hidden_size:
-            raise ConfigError(
-                f"Expected hidden states (B, <= {config.max_tokens}, {config.hidden_size}), "
-                f"got {shape}: use the RL token that was pretrained for this VLA."
-            )
+        self._check_shape(hidden)
         states = self.standardise(hidden)
-        x = self.inp(states) + self.pos[: shape[1]]
-        x = torch.cat([x, self.readout.expand(shape[0], 1, -1)], dim=1)
+        x = self.inp(states) + self.pos[: states.shape[1]]
+        x = torch.cat([x, self.readout.expand(len(states), 1, -1)], dim=1)
         for i, block in enumerate(self.blocks, start=1):
             # Nobody reads the other outputs of the last block.
             x = block(x, last=1 if i == len(self.blocks) else None)

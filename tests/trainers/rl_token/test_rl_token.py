@@ -127,6 +127,18 @@ def test_rank_of_the_linear_path(tmp_path):
 
 
 @pytest.mark.parametrize("rank", [0, 3])
+def test_missing_states_are_their_mean(rank):
+    few, mean = 3.0 + synthetic_states(50)[:, :2], torch.full((50, 2, 12), 3.0)
+    encoders = [RLTokenEncoder(replace(SMALL, linear_path=True, linear_rank=rank)) for _ in "ab"]
+    for encoder, hidden in zip(encoders, (few, torch.cat([few, mean], 1)), strict=True):
+        encoder.mean.fill_(3.0)
+        encoder.fit_linear_path(hidden)
+    tokens = [encoder.linear(encoder.standardise(few)) for encoder in encoders]
+    torch.testing.assert_close(tokens[0].abs(), tokens[1].abs(), atol=1e-4, rtol=1e-3)
+    assert tokens[0].std() > 0.1
+
+
+@pytest.mark.parametrize("rank", [0, 3])
 def test_states_that_tell_nothing_are_refused(rank):
     encoder = RLTokenEncoder(replace(SMALL, linear_path=True, linear_rank=rank))
     with pytest.raises(ConfigError, match="two hidden states or more, got 1"):
@@ -134,6 +146,8 @@ def test_states_that_tell_nothing_are_refused(rank):
     for count in (1, 70):
         with pytest.raises(ConfigError, match=f"differ; all {count} have the same"):
             encoder.fit_linear_path(synthetic_states(1).expand(count, -1, -1))
+    with pytest.raises(ConfigError, match=r"\(B, <= 4, 12\), got \(20, 8, 12\)"):
+        encoder.fit_linear_path(synthetic_states(20).repeat(1, 2, 1))
     assert all(value.isfinite().all() for value in encoder.state_dict().values())
 
 
