@@ -112,6 +112,14 @@ def test_what_is_no_vla_plays_nothing(vla: Any) -> None:
         VLAPolicy(vla)
 
 
+@pytest.mark.parametrize(
+    "wrong", [{"phrasing": "held_out"}, {"temperature": -1.0}, {"seed": -1}, {"batch_size": 0}]
+)
+def test_options_that_a_vla_policy_would_ignore_are_refused(wrong: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError, match=f"{next(iter(wrong))} must be"):
+        VLAPolicy("mini", **wrong)
+
+
 def test_held_out_words_reach_the_vla() -> None:
     policy = VLAPolicy("mini", phrasing="held-out")
     assert policy.identity["phrasing"] == "held-out" and "held-out" in policy.name

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from vla_gym.envs.checks import as_integer, as_number, check_choice
 from vla_gym.errors import ConfigError
 from vla_gym.rollout.policies import (
     BATCH_SIZE,
@@ -66,9 +67,12 @@ class VLAPolicy:
 
         Raises:
             WeightsError: If the checkpoint is missing or damaged.
-            ConfigError: If the VLA has no such head or is stateful and is to be sampled, or the
-                chunk is longer than its horizon.
+            ConfigError: If the VLA has no such head or is stateful and is to be sampled, the chunk
+                is longer than its horizon, or another argument is out of range.
         """
+        check_choice(phrasing, "phrasing", ("original", "held-out"))
+        temperature = as_number(temperature, "temperature", 0.0, np.inf)
+        seed, batch_size = as_integer(seed, "seed", 0), as_integer(batch_size, "batch_size", 1)
         self.vla = load_vla(vla, head, device, allow_class=allow_class)
         self._vla_memory = VLAMemory(self.vla)
         self._temperature, self._seed, self._batch_size = temperature, seed, batch_size
