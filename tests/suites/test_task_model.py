@@ -171,7 +171,11 @@ def test_versions_and_sources_are_part_of_the_key(monkeypatch: pytest.MonkeyPatc
 @pytest.mark.parametrize("name", [*FILES, MANIFEST])
 @pytest.mark.parametrize("damage", ["flip", "delete", "folder"])
 def test_damaged_files_are_rebuilt(
-    tmp_path: Path, compiles: list[str], name: str, damage: str
+    tmp_path: Path,
+    compiles: list[str],
+    name: str,
+    damage: str,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     path = cache.load_scene(request(), tmp_path) / name
     content = path.read_bytes()
@@ -181,8 +185,10 @@ def test_damaged_files_are_rebuilt(
         path.unlink()
         if damage == "folder":
             path.mkdir()
+    caplog.clear()
     folder = cache.load_scene(request(), tmp_path)
     assert len(compiles) == 2
+    assert caplog.messages[0].endswith(".") and not caplog.messages[0].endswith("..")
     assert cache.verify(folder, request().key())
     if name != MANIFEST:
         assert path.read_bytes() == content

@@ -132,11 +132,11 @@ def verify(folder: Path, key: str) -> bool:
             return False
         manifest = read_json(folder / MANIFEST, _Manifest)
         if _key(manifest.identity) != key or not manifest.sha256.keys() >= set(FILES):
-            raise ValueError("it belongs to another scene, pack or version")
+            raise ValueError("it belongs to another scene, pack or version.")
         if damaged := damaged_files(folder, manifest.sha256):
-            raise ValueError(f"{damaged[0]} is not as it was written")
+            raise ValueError(f"{damaged[0]} is not as it was written.")
     except (OSError, ValueError, KeyError) as error:
-        logger.warning("Cached scene %s will be rebuilt: %s.", folder, error)
+        logger.warning("Cached scene %s will be rebuilt: %s", folder, error)
         return False
     with contextlib.suppress(OSError):  # a cache that cannot be written is not cleaned up either
         os.utime(folder / MANIFEST)  # when it was last used
