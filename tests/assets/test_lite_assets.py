@@ -114,6 +114,9 @@ def test_many_can_generate_at_once(own_cache):
 def test_missing_path(tmp_path):
     with pytest.raises(AssetError, match=r"nowhere does not exist\. Give 'lite'"):
         resolve_asset_pack(tmp_path / "nowhere")
+    for path in ("~nobody-is-called-so/x", "n" * 300):
+        with pytest.raises(AssetError, match=f"{path} does not exist"):
+            resolve_asset_pack(path)
     (tmp_path / "file").write_text("")
     with pytest.raises(AssetError, match="is not a folder"):
         resolve_asset_pack(str(tmp_path / "file"))

@@ -297,6 +297,8 @@ def test_paths_that_lead_nowhere_are_one_error(tmp_path: Path, file: Path) -> No
     (tmp_path / "latin.bddl").write_bytes(b"\xff\xfe(define)")
     for path, message in (
         (tmp_path / "missing.bddl", "missing.bddl does not exist"),
+        ("~nobody-is-called-so/a.bddl", "a.bddl does not exist"),
+        ("n" * 300, "nnn.* cannot be read"),
         (tmp_path / "empty", "folder without"),
         (tmp_path / "latin.bddl", "latin.bddl is no text"),
         ([], "0 files"),

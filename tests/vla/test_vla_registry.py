@@ -152,6 +152,11 @@ def test_class_in_a_run_or_preset_is_refused(tmp_path, checkpoint, monkeypatch):
         ("class:.backend:Mine:/tmp", "Cannot import"),
         ("mini?compile=fasle", "option compile: expected `bool | null`, got 'fasle'"),
         ("class:json:dumps:/tmp", "no classmethod from_pretrained"),
+        ("~nobody-is-called-so/x", "No checkpoint '~nobody"),
+        ("n" * 300, "No checkpoint 'nnn"),
+        ("openvla:~nobody-is-called-so/x", "No checkpoint '~nobody"),
+        ("openvla:" + "n" * 300, "No checkpoint 'nnn"),
+        ("mini?head=l1&x=" + "n" * 300, "does not take these options"),
         ("mini?", "options as name=value, got ''"),
         ("mini?head", "options as name=value, got 'head'"),
         ("mini?device=cuda", "--device"),
@@ -159,7 +164,7 @@ def test_class_in_a_run_or_preset_is_refused(tmp_path, checkpoint, monkeypatch):
     ],
 )
 def test_wrong_specifications(spec, problem):
-    with pytest.raises(ConfigError, match=problem):
+    with pytest.raises((ConfigError, WeightsError), match=problem):
         load(spec)
 
 

@@ -78,7 +78,7 @@ def resolve_asset_pack(assets: str | Path | None = None) -> AssetPack:
         return AssetPack("lite", root, digest)
     if assets == "libero":
         return _libero_pack()
-    return _pack_at(Path(assets).expanduser().absolute(), f"assets={str(assets)!r}")
+    return _pack_at(Path(os.path.expanduser(assets)).absolute(), f"assets={str(assets)!r}")
 
 
 def _libero_pack() -> AssetPack:
@@ -165,8 +165,8 @@ def _pack_at(path: Path, what: str) -> AssetPack:
         "Give 'lite', 'libero', or the path of LIBERO's asset folder (the one that holds 'scenes' "
         "and 'stable_hope_objects') or of a LIBERO checkout."
     )
-    if not path.is_dir():
-        state = "is not a folder" if path.exists() else "does not exist"
+    if not os.path.isdir(path):  # where a name is too long, Path.is_dir raises
+        state = "is not a folder" if os.path.exists(path) else "does not exist"
         raise AssetError(
             f"{what}: expected a folder with LIBERO's assets, but {path} {state}. {advice}"
         )

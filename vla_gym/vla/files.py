@@ -38,10 +38,10 @@ def resolve_weights(name_or_path: str | Path, suffix: str = "") -> Path:
         WeightsError: If neither exists or the folder has no config.json.
     """
     outside.check_path(name_or_path)
-    own = Path(name_or_path).expanduser()
+    own = Path(os.path.expanduser(name_or_path))
     is_name = isinstance(name_or_path, str) and name_or_path == own.name
     for folder in (WEIGHTS_ROOT / f"{own}{suffix}", own) if is_name else (own,):
-        if (folder / "config.json").is_file():
+        if os.path.isfile(folder / "config.json"):  # where a name is too long, Path's raises
             return folder.resolve()
     known = sorted(
         path.parent.name.removesuffix(suffix)

@@ -26,6 +26,7 @@ and then ``load("my-vla:/path")`` works, as does ``load("/path")`` where config.
 
 from __future__ import annotations
 
+import os
 import re
 from importlib.metadata import entry_points
 from pathlib import Path
@@ -173,8 +174,8 @@ def _parse_class_spec(spec: str, allow_class: bool) -> Spec:
 
 
 def _existing(path: str, spec: str) -> Path:
-    found = Path(path).expanduser()
-    if not path or not found.exists():
+    found = Path(os.path.expanduser(path))
+    if not path or not os.path.exists(found):
         raise WeightsError(f"No checkpoint {path!r} (from {spec!r}): expected an existing folder.")
     return found.resolve()
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Mapping
 from dataclasses import fields
 from pathlib import Path
@@ -56,8 +57,8 @@ def split_options(spec: str) -> tuple[str, dict[str, Any]]:
     """
     check_path(spec)
     place, mark, query = spec.rpartition("?")
-    path = Path(spec.partition(":")[2] or spec).expanduser()
-    if not mark or path.exists():
+    path = os.path.expanduser(spec.partition(":")[2] or spec)
+    if not mark or os.path.exists(path):
         return spec, {}
     options: dict[str, Any] = {}
     for text in query.split("&"):

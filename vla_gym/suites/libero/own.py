@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -139,8 +140,8 @@ def stored_suite(name: str) -> BddlSuite:
 
 def _bddl_files(path: Path) -> list[Path]:
     check_path(path)
-    path = path.expanduser()
-    if not path.is_dir():
+    path = Path(os.path.expanduser(path))
+    if not os.path.isdir(path):
         return [path]
     files = sorted(path.glob("*.bddl"))
     if not files:
