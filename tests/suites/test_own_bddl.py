@@ -7,6 +7,7 @@ import json
 import pickle
 import shutil
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,8 +20,7 @@ from world_model_toys import OneView
 import vla_gym  # noqa: F401 - registers the ids
 from vla_gym.assets import cache_dir, resolve_asset_pack
 from vla_gym.errors import AssetError, CompileError, ConfigError, UnknownTaskError, VlaGymError
-from vla_gym.remote.messages import PartSpec
-from vla_gym.remote.part import build
+from vla_gym.remote.part import PartEnv, build
 from vla_gym.rollout import Start
 from vla_gym.suites import SUITES, VARIANTS, get_suite, get_task, registry, suite_tasks
 from vla_gym.suites.disk_cache import load_scene
@@ -218,12 +218,12 @@ def test_another_machine_gets_the_content(
     tmp_path: Path, file: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     suite = own_suite(file)
-    spec = PartSpec(2, suite.name, {"workers": 0, "cameras": ()}, range(1), (), suite.files)
-    message = pickle.dumps(spec)
+    make = partial(PartEnv, 2, suite.name, env_ids=range(1), workers=0, cameras=())
+    message = pickle.dumps(partial(build, make, (), suite.files))
     file.unlink()
     monkeypatch.setenv("VLA_GYM_CACHE", str(tmp_path / "theirs"))
     registry._loaded.pop(suite.name, None)
-    envs, _ = build(pickle.loads(message))
+    envs, _ = pickle.loads(message)()
     assert [task.facts for task in envs.get_attr("tasks")[0]] == [suite.tasks[0].facts]
     envs.close()
 

@@ -9,7 +9,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Any
 
-from vla_gym.remote.messages import Reply
+from vla_gym.remote.messages import Answer
 from vla_gym.remote.shards import Shard
 
 _AGAIN_S = 0.5  # between two attempts to place a part
@@ -34,7 +34,6 @@ class Link:
 
     Attributes:
         worker: Number of the part.
-        first: Its first environment; what is kept here are the part's own numbers, from 0.
         shard: Reaches it.
         limit: Seconds that it may be silent while it has something to do.
         answers: Gets this link and a future of each answer, from the threads that receive.
@@ -49,19 +48,18 @@ class Link:
     """
 
     worker: int
-    first: int
     shard: Shard
     limit: float
-    answers: queue.SimpleQueue[tuple[Link, Future[Reply]]]
+    answers: queue.SimpleQueue[tuple[Link, Future[Answer]]]
     since: float = field(default_factory=time.monotonic)
     ready: bool = False
     again_at: float | None = None
     losses: int = 0
     obituary: str = ""
     command: str = "start"
-    pending: dict[Future[Reply], tuple[str, tuple[Any, ...], Any]] = field(default_factory=dict)
+    pending: dict[Future[Answer], tuple[str, tuple[Any, ...], Any]] = field(default_factory=dict)
     going: set[int] = field(default_factory=set)
-    _asking: Future[Reply] | None = None
+    _asking: Future[Answer] | None = None
     _asked: Wanted | None = None
 
     def ask(self, wanted: Wanted, total: int) -> None:
@@ -71,13 +69,13 @@ class Link:
             return
         asked: list[int] | int = sorted(self.going)
         if wanted.ids is not None:
-            asked = [i for i in sorted(self.going) if self.first + i in wanted.ids]
+            asked = sorted(self.going & wanted.ids)
         elif wanted.count is not None:  # its share: who has done it is asked for more
             asked = math.ceil(max(1, wanted.count) * len(self.going) / total)
         if asked:
             self._asked, self._asking = wanted, self.send("recv", (asked,))
 
-    def send(self, command: str, arguments: tuple[Any, ...], ids: Any = ()) -> Future[Reply]:
+    def send(self, command: str, arguments: tuple[Any, ...], ids: Any = ()) -> Future[Answer]:
         """Tell the part something; one that is to be placed again is told then."""
         if self.ready:
             self.command = command

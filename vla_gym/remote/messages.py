@@ -1,100 +1,58 @@
-"""What a part of a vector environment is told and what it answers."""
+"""What a part of a vector environment answers."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
-from gymnasium.vector import VectorEnv
 
 from vla_gym.vector.env_row import Extras
 from vla_gym.vector.shared_memory import INFO_BITS
+from vla_gym.vector.worker import Event
 
+#: What a part says to a command, see ``Part``.
+Answer = list[Event]
 _NONE = np.zeros(1, np.uint64)
 # Infos that the receiver makes again from columns.
 _MADE_AGAIN = ("final_obs", "final_info", "episode_stats", "worker_restarted")
 
 
 @dataclass(frozen=True)
-class PartSpec:
-    """What a part is built from.
-
-    Attributes:
-        num_envs: Environments of all parts.
-        suite: Suite name, None with a factory.
-        kwargs: Further arguments of ``LiberoVectorEnv``.
-        env_ids: The part's environments.
-        vector_wrappers: Applied to the part, in this order.
-        files: Of a suite of BDDL files, name and content of each.
-    """
-
-    num_envs: int
-    suite: str | Sequence[str] | None
-    kwargs: Mapping[str, Any]
-    env_ids: range
-    vector_wrappers: Sequence[Callable[[VectorEnv[Any, Any, Any]], VectorEnv[Any, Any, Any]]]
-    files: Sequence[tuple[str, str]]
-
-
-class Reply(NamedTuple):
-    """An answer.
-
-    Attributes:
-        kind: ``"ready"`` (value: ``EnvSpaces``), ``"done"`` (:class:`Rows`), ``"value"`` (results
-            of a call, and columns of observations), ``"raised"`` (an exception; ``ids`` were left
-            undone) or ``"begun"``.
-        value: See there.
-        ids: See there.
-        warnings: Of workers that were restarted meanwhile.
-    """
-
-    kind: str
-    value: Any = None
-    ids: Sequence[int] = ()
-    warnings: Sequence[str] = ()
-
-
-@dataclass(frozen=True)
 class Rows:
-    """What n environments of a part have done; all numbers are the part's own, from 0.
+    """What n environments of a part have done.
 
     Attributes:
-        ids: (n,) environments, ascending.
         columns: (n, ...) each: columns of the table, observations as ``obs/...``.
         final_ids: (m,) environments whose episode ended and that were reset in the same step.
         finals: (m, ...) each: their columns ``final_obs/...`` and ``final_info/...``.
         extras: Infos that have no column, by environment.
-        restarted: Environments whose worker was restarted.
-        killed: Those that lost a step by it and were reset in the same step.
     """
 
-    ids: np.ndarray
     columns: dict[str, np.ndarray]
     final_ids: np.ndarray
     finals: dict[str, np.ndarray]
     extras: dict[int, Extras]
-    restarted: np.ndarray
-    killed: np.ndarray
 
     @classmethod
     def of(
         cls,
         result: tuple[Any, np.ndarray, np.ndarray, np.ndarray, dict[str, Any]],
+        ids: np.ndarray,
         written: Mapping[str, np.ndarray],
-        texts: Mapping[int, str | None],
+        texts: Sequence[str | None],
     ) -> Rows:
         """Put together what a part's ``recv`` returned.
 
         Args:
             result: Of the outermost wrapper, whose rewards, flags and infos count; but for
                 ``instruction`` and ``episode_stats``, which are the environments' own.
-            written: Of the same environments, see ``PartEnv.written``.
-            texts: New instructions by environment.
+            ids: (n,) numbers of the same environments among those of all parts, ascending.
+            written: See ``PartEnv.written``.
+            texts: (n,) new instructions.
         """
         obs, rewards, terminated, truncated, infos = result
-        ids: np.ndarray = infos["env_id"]
         unset = {
             f"{prefix}/{key}"
             for prefix in ("info", "final_info")
@@ -116,18 +74,7 @@ class Rows:
             finals = {n: rows[ended] for n, rows in written.items() if n.startswith("final_")}
             last = [flatten(infos["final_obs"][row], "final_obs") for row in ended]
             finals |= {name: np.stack([one[name] for one in last]) for name in last[0]}
-        restarted = infos.get("worker_restarted", np.zeros(len(ids), bool))
-        # Where the mode resets in the same step, the row's flags alone do not tell.
-        lost = infos.get("final_info", {}).get("worker_restarted", np.zeros(len(ids), bool))
-        return cls(
-            ids,
-            columns,
-            ids[ended],
-            finals,
-            _extras(ids, infos, written, texts),
-            ids[restarted],
-            ids[lost],
-        )
+        return cls(columns, ids[ended], finals, _extras(ids, infos, written, texts))
 
 
 def flatten(value: Any, name: str = "obs") -> dict[str, np.ndarray]:
@@ -144,18 +91,18 @@ def _extras(
     ids: np.ndarray,
     infos: Mapping[str, Any],
     written: Mapping[str, np.ndarray],
-    texts: Mapping[int, str | None],
+    texts: Sequence[str | None],
 ) -> dict[int, Extras]:
     """Return what has no column, for the environments that have any of it."""
     other = _beside_columns(infos, written["info_set"])
     final: dict[str, Any] = {}
     if "final_info" in infos:
         final = _beside_columns(infos["final_info"], written["final_info_set"])
-    if not (other or final or texts):
+    if not (other or final or any(text is not None for text in texts)):
         return {}
     extras = {}
     for row, i in enumerate(ids.tolist()):
-        found = Extras(info_row(other, row), info_row(final, row), texts.get(i))
+        found = Extras(info_row(other, row), info_row(final, row), texts[row])
         if found:
             extras[i] = found
     return extras

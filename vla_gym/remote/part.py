@@ -13,15 +13,17 @@ from concurrent.futures import Future
 from typing import Any
 
 import numpy as np
+from gymnasium.vector import VectorEnv
 
 import vla_gym
 from vla_gym.errors import AssetError, ConfigError, WorkerError
-from vla_gym.remote.messages import PartSpec, Reply, Rows, flatten
+from vla_gym.remote.messages import Answer, Rows, flatten
 from vla_gym.vector import LiberoVectorEnv
 from vla_gym.vector.env_row import EnvRowState, row_in
 from vla_gym.vector.shared_memory import OF_WORKERS
-from vla_gym.vector.worker import EnvSpaces, portable
+from vla_gym.vector.worker import EnvSpaces, Event, portable
 
+VectorWrapper = Callable[[VectorEnv[Any, Any, Any]], VectorEnv[Any, Any, Any]]
 #: While a part waits for its environments, it looks so often whether it is told something else.
 _LOOK_S = 0.002
 # A part that is asked for its share of what is wanted, and has some of it, waits so long for the
@@ -43,6 +45,11 @@ def asset_digest(assets: str | None) -> str | None:
 
 class PartEnv(LiberoVectorEnv):
     """The vector environment of a part, whose environments another table drives."""
+
+    @property
+    def first(self) -> int:
+        """Number of environment 0 among those of all parts."""
+        return self._table.first
 
     def begin(
         self,
@@ -70,11 +77,11 @@ class PartEnv(LiberoVectorEnv):
         """Return how many environments are done and not received."""
         return len(self._table.finished)
 
-    def written(self, ids: np.ndarray) -> tuple[dict[str, np.ndarray], dict[int, str | None]]:
-        """Return what workers wrote for environments: columns but observations, instructions."""
+    def written(self, ids: np.ndarray) -> tuple[dict[str, np.ndarray], list[str | None]]:
+        """Return what workers wrote: columns but observations, and instructions that are new."""
         columns, extras = self._table.columns, self._table.extras
         rows = {name: columns[name][ids] for name in columns if name.startswith(OF_WORKERS)}
-        return rows, {i: extras[i].text for i in ids.tolist() if i in extras}
+        return rows, [extras[i].text if i in extras else None for i in ids.tolist()]
 
     def call_rows(self, calls: Mapping[int, tuple[Any, ...]], method: str) -> list[Any]:
         """Call a method of ``EnvRow`` with arguments by environment."""
@@ -82,16 +89,21 @@ class PartEnv(LiberoVectorEnv):
         return self._runner.call(calls, method)
 
 
-def build(spec: PartSpec) -> tuple[PartEnv, Any]:
-    """Return the vector environment of a part, and the same with its wrappers."""
-    if spec.files:
+def build(
+    make: Callable[[], PartEnv], wrappers: Sequence[VectorWrapper], files: Sequence[tuple[str, str]]
+) -> tuple[PartEnv, Any]:
+    """Return the vector environment of a part, and the same with its wrappers, in their order.
+
+    ``files``: of a suite of BDDL files, name and content of each.
+    """
+    if files:
         from vla_gym.suites.libero.own import BddlSuite
 
-        BddlSuite(spec.files).keep()
-    base = PartEnv(spec.num_envs, spec.suite, env_ids=spec.env_ids, copy=False, **spec.kwargs)
+        BddlSuite(files).keep()
+    base = make()
     envs: Any = base
     try:
-        for wrapper in spec.vector_wrappers:
+        for wrapper in wrappers:
             envs = wrapper(envs)
     except BaseException:
         base.close()
@@ -111,29 +123,33 @@ class Part:
         rows.
         ``call``: methods of ``EnvRow``, on environments with nothing under way.
         ``close``: end it.
+
+    Environments have in commands and answers the numbers that they have among those of all parts.
+    An answer is a list of events, which know no number of a worker. The value of ``"done"`` is
+    :class:`Rows`, that of ``"value"`` the results and columns of observations.
     """
 
     place = "this process"
 
     def __init__(self) -> None:
         """Wait for the first command."""
-        self._inbox: queue.SimpleQueue[tuple[str, tuple[Any, ...], Future[Reply]]]
+        self._inbox: queue.SimpleQueue[tuple[str, tuple[Any, ...], Future[Answer]]]
         self._inbox = queue.SimpleQueue()
         self._base: Any = None
         self._envs: Any = None
         self._told: list[str] = []
         # What the ``recv`` that waits is for, and since when.
-        self._asked: tuple[Future[Reply], Sequence[int] | int, float] | None = None
+        self._asked: tuple[Future[Answer], Sequence[int] | int, float] | None = None
         self._thread = threading.Thread(target=self._serve, name="vla-gym-part", daemon=True)
         self._thread.start()
 
-    def submit(self, command: str, *arguments: Any) -> Future[Reply]:
+    def submit(self, command: str, *arguments: Any) -> Future[Answer]:
         """Give a command; commands are taken in the order in which they are given.
 
         Returns:
-            A future of the answer. It never raises: exceptions are answers.
+            A future of the answer. It never raises: exceptions are events.
         """
-        future: Future[Reply] = Future()
+        future: Future[Answer] = Future()
         self._inbox.put((command, arguments, future))
         return future
 
@@ -151,26 +167,26 @@ class Part:
             if command == "recv":
                 self._replace_asked((future, arguments[0], time.monotonic()))
                 continue
-            future.set_result(self._reply(getattr(self, f"_{command}"), *arguments))
+            future.set_result(self._answer(getattr(self, f"_{command}"), *arguments) or [])
             if command == "close":
                 self._replace_asked(None)
                 return
 
-    def _reply(self, method: Callable[..., Reply], *arguments: Any) -> Reply:
+    def _answer(self, method: Callable[..., Answer | None], *arguments: Any) -> Answer | None:
+        """Return what a method does, after restarts of workers meanwhile; None: nothing yet."""
         try:
-            reply = method(*arguments)
+            events = method(*arguments)
         except Exception as error:
-            reply = Reply("raised", _portable(error))
-        if reply.kind == "waiting":
-            return reply
-        told, self._told[:] = tuple(self._told), []
-        return reply._replace(warnings=told)
+            events = [_raised(error)]
+        if events is None:
+            return None
+        told = [Event("told", -1, (), text) for text in self._told]
+        self._told.clear()
+        return told + events
 
-    def _replace_asked(
-        self, asked: tuple[Future[Reply], Sequence[int] | int, float] | None
-    ) -> None:
+    def _replace_asked(self, asked: tuple[Future[Answer], Any, float] | None) -> None:
         if self._asked is not None:
-            self._asked[0].set_result(Reply("begun"))
+            self._asked[0].set_result([])
         self._asked = asked
 
     def _look(self) -> None:
@@ -179,15 +195,17 @@ class Part:
         future, wanted, since = self._asked
         if isinstance(wanted, int) and time.monotonic() > since + _PATIENCE_S:
             wanted = max(1, min(wanted, self._base.num_done()))
-        reply = self._reply(self._receive, wanted)
-        if reply.kind != "waiting":
+        answer = self._answer(self._receive, wanted)
+        if answer is not None:
             self._asked = None
-            future.set_result(reply)
+            future.set_result(answer)
 
     # Commands
 
-    def _start(self, version: str, assets: str | None, digest: str | None, payload: bytes) -> Reply:
-        """Build a cloudpickled :class:`PartSpec`, if package and asset pack are the caller's."""
+    def _start(
+        self, version: str, assets: str | None, digest: str | None, payload: bytes
+    ) -> Answer:
+        """Call a cloudpickled :func:`build`, if package and asset pack are the caller's."""
         if version != vla_gym.__version__:
             raise ConfigError(
                 f"This program runs vla_gym {version}, the node has {vla_gym.__version__}: install "
@@ -199,8 +217,7 @@ class Part:
                 f"{mine[:12] if mine else 'is missing'} on the node: both need the same pack, see "
                 "'vla-gym assets'."
             )
-        spec: PartSpec = pickle.loads(payload)
-        self._base, self._envs = build(spec)
+        self._base, self._envs = pickle.loads(payload)()
         self._base.tell_restarts(self._told.append)
         envs = self._envs
         spaces = EnvSpaces(
@@ -209,56 +226,69 @@ class Part:
             dict(envs.metadata),
             envs.render_mode,
         )
-        return Reply("ready", spaces)
+        return [Event("ready", -1, (), spaces)]
 
-    def _run(self, each: bool, ids: np.ndarray, *what: Any) -> Reply:
-        self._envs.begin(ids, *what, each=each)
+    def _run(self, each: bool, ids: np.ndarray, options: Mapping[int, Any], *what: Any) -> Answer:
+        first = self._base.first
+        options = {i - first: own for i, own in options.items()}
+        self._envs.begin(ids - first, *what, options, each=each)
         if each:
-            return Reply("begun")
+            return []
         try:
-            return self._rows(self._envs.recv(env_ids=ids))
+            return self._done(self._envs.recv(env_ids=ids - first))
         except Exception:
             self._base.end()
             raise
 
-    def _receive(self, wanted: Sequence[int] | int) -> Reply:
-        going = self._base.going()
-        chosen: dict[str, Any] = {"env_ids": wanted}
+    def _receive(self, wanted: Sequence[int] | int) -> Answer | None:
+        going, first = self._base.going(), self._base.first
         if isinstance(wanted, int):
-            chosen = {"min_envs": min(wanted, len(going))}
-        elif not np.isin(wanted, going).all():  # an error has left some of them undone
-            chosen = {"env_ids": np.intersect1d(wanted, going)}
+            chosen: dict[str, Any] = {"min_envs": min(wanted, len(going))}
+        else:  # an error may have left some of them undone
+            chosen = {"env_ids": np.intersect1d(np.subtract(wanted, first), going)}
         if not len(going) or not len(chosen.get("env_ids", going)):
-            return Reply("begun")
+            return []
         try:
-            return self._rows(self._envs.recv(timeout=_LOOK_S, **chosen))
+            return self._done(self._envs.recv(timeout=_LOOK_S, **chosen))
         except Exception as error:
             if isinstance(error, TimeoutError) and np.array_equal(going, self._base.going()):
-                return Reply("waiting")
-            undone = np.setdiff1d(going, self._base.going()).tolist()
-            return Reply("raised", _portable(error), undone)
+                return None
+            undone = np.setdiff1d(going, self._base.going()) + first
+            return [_raised(error, undone.tolist())]
 
-    def _rows(self, result: Any) -> Reply:
-        ids = result[4]["env_id"]
-        return Reply("done", Rows.of(result, *self._base.written(ids)))
+    def _done(self, result: Any) -> Answer:
+        infos = result[4]
+        ids = infos["env_id"] + self._base.first
+        rows = Rows.of(result, ids, *self._base.written(infos["env_id"]))
+        events = [Event("done", -1, ids.tolist(), rows)]
+        if "worker_restarted" in infos:
+            # Where the mode resets in the same step, the row's flags alone do not tell who lost it.
+            lost = infos.get("final_info", {}).get("worker_restarted", np.zeros(len(ids), bool))
+            restarted = ids[infos["worker_restarted"]].tolist()
+            events.insert(0, Event("restarted", -1, restarted, ids[lost].tolist()))
+        return events
 
-    def _call(self, calls: Mapping[int, tuple[Any, ...]], method: str) -> Reply:
-        ids = list(calls)
-        if method == "get_state":
-            if not self._base.seeded:  # of a part that takes the place of a lost one
-                return Reply("value", ([EnvRowState(None, 0.0, 0)] * len(ids), {}))
-            return Reply("value", ([_as_row(state) for state in self._envs.get_state(ids)], {}))
-        if method == "set_state":
-            states = [state.env if row_in(state.env) else state for (state,) in calls.values()]
-            obs = self._envs.set_state(states, ids)
-            rows = {name: values[ids].copy() for name, values in flatten(obs).items()}
-            return Reply("value", ([None] * len(ids), rows))
-        return Reply("value", (self._base.call_rows(calls, method), {}))
+    def _call(self, ids: np.ndarray, method: str, arguments: Sequence[Any]) -> Answer:
+        own = (ids - self._base.first).tolist()
+        columns: dict[str, np.ndarray] = {}
+        if method == "get_state" and not self._base.seeded:
+            # Of a part that takes the place of a lost one.
+            values: list[Any] = [EnvRowState(None, 0.0, 0)] * len(own)
+        elif method == "get_state":
+            values = [_as_row(state) for state in self._envs.get_state(own)]
+        elif method == "set_state":
+            states = [state.env if row_in(state.env) else state for (state,) in arguments]
+            obs = self._envs.set_state(states, own)
+            columns = {name: rows[own].copy() for name, rows in flatten(obs).items()}
+            values = [None] * len(own)
+        else:
+            values = self._base.call_rows(dict(zip(own, arguments, strict=True)), method)
+        return [Event("value", -1, (), (values, columns))]
 
-    def _close(self) -> Reply:
+    def _close(self) -> Answer:
         if self._envs is not None:
             self._envs.close()
-        return Reply("begun")
+        return []
 
 
 def _as_row(state: Any) -> EnvRowState:
@@ -268,7 +298,9 @@ def _as_row(state: Any) -> EnvRowState:
     return row if row is state or row.env is None else dataclasses.replace(row, env=state)
 
 
-def _portable(error: Exception) -> Exception:
+def _raised(error: Exception, undone: Sequence[int] = ()) -> Event:
     if isinstance(error, TimeoutError):  # of a wrapper or a VLA, not of the caller's own deadline
-        return WorkerError("".join(traceback.format_exception(error)))
-    return portable(error, "a part of the vector environment")
+        error = WorkerError("".join(traceback.format_exception(error)))
+    else:
+        error = portable(error, "a part of the vector environment")
+    return Event("raised", -1, undone, error)

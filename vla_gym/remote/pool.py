@@ -6,7 +6,7 @@ import contextlib
 import math
 import queue
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, wait
 from typing import Any
 
@@ -16,7 +16,7 @@ import numpy as np
 import vla_gym
 from vla_gym.errors import ConfigError, VlaGymError, WorkerError
 from vla_gym.remote.links import Link, Wanted
-from vla_gym.remote.messages import PartSpec, Reply, Rows
+from vla_gym.remote.messages import Answer
 from vla_gym.remote.part import asset_digest
 from vla_gym.remote.shards import Hosts
 from vla_gym.vector.processes.interrupts import Interrupts
@@ -43,7 +43,8 @@ class RemotePool:
 
     def __init__(
         self,
-        specs: Sequence[PartSpec],
+        blocks: list[np.ndarray],
+        builders: Sequence[Callable[[], Any]],
         hosts: Hosts,
         interrupts: Interrupts,
         *,
@@ -54,7 +55,8 @@ class RemotePool:
         """Begin to place the parts; ``"ready"`` events tell when they are built.
 
         Args:
-            specs: One per part.
+            blocks: Environment ids of each part.
+            builders: A call of ``vla_gym.remote.part.build`` for each part.
             hosts: Where they are placed; closed with the pool.
             interrupts: Tells when a wait may be interrupted.
             assets: Name of the asset pack that every node must have as this machine has it.
@@ -62,18 +64,18 @@ class RemotePool:
                 silent for both timeouts together counts as lost.
             start_timeout: See there.
         """
-        self.blocks = [np.array(spec.env_ids) for spec in specs]
+        self.blocks = blocks
         self.wanted = Wanted()
         self._hosts, self._interrupts = hosts, interrupts
         self._start_timeout, self._limit = start_timeout, start_timeout + step_timeout
         self._columns: dict[str, np.ndarray] = {}
         self._links: dict[int, Link] = {}
         # Filled by the threads that receive.
-        self._answers: queue.SimpleQueue[tuple[Link, Future[Reply]]] = queue.SimpleQueue()
+        self._answers: queue.SimpleQueue[tuple[Link, Future[Answer]]] = queue.SimpleQueue()
         try:
             digest = asset_digest(assets)
-            self._starts = [(vla_gym.__version__, assets, digest, _packed(spec)) for spec in specs]
-            for worker in range(len(specs)):
+            self._starts = [(vla_gym.__version__, assets, digest, _packed(b)) for b in builders]
+            for worker in range(len(blocks)):
                 self.start(worker)
         except BaseException:
             self.close()
@@ -94,27 +96,24 @@ class RemotePool:
 
     def start(self, worker: int) -> None:
         """Place a part, at first or after it was lost."""
-        shard, first = self._hosts.place(worker), int(self.blocks[worker][0])
-        link = Link(worker, first, shard, self._start_timeout, self._answers)
+        link = Link(worker, self._hosts.place(worker), self._start_timeout, self._answers)
         self._links[worker] = link
         link.send("start", self._starts[worker])
 
     def run(self, worker: int, ids: np.ndarray, *, each: bool, options: Mapping[int, Any]) -> None:
         """Have environments of a part do what their rows say, with reset options by id."""
         link, columns = self._links[worker], self._columns
-        ops, local = columns["op"][ids], ids - link.first
+        ops = columns["op"][ids]
         names = ("action", *OF_RESETS) if (ops == RESET).any() else ("action",)
         rows = {name: columns[name][ids] for name in names}
-        own = {i - link.first: options[i] for i in ids.tolist() if i in options}
-        link.send("run", (each, local, ops, rows, own), local)
+        own = {i: options[i] for i in ids.tolist() if i in options}
+        link.send("run", (each, ids, own, ops, rows), ids)
         if each:
-            link.going.update(local.tolist())
+            link.going.update(ids.tolist())
 
     def call(self, worker: int, ids: Sequence[int], method: str, arguments: list[Any]) -> None:
         """Call a method of rows; the results come as an event."""
-        link = self._links[worker]
-        local = np.array(ids) - link.first
-        link.send("call", (dict(zip(local.tolist(), arguments, strict=True)), method), local)
+        self._links[worker].send("call", (np.array(ids), method, arguments), ids)
 
     # Events
 
@@ -160,54 +159,41 @@ class RemotePool:
         )
         return "has not come up", WorkerError(text)
 
-    def _take(self, link: Link, future: Future[Reply]) -> list[Event]:
+    def _take(self, link: Link, future: Future[Answer]) -> list[Event]:
         """Return the events of an answer."""
         given_up = link.again_at is not None or self._links.get(link.worker) is not link
         if given_up or future not in link.pending:
             return []
         try:
-            reply = future.result()
+            events = future.result()
         except Exception as error:
             return self._lost(link, error)
         command, _, ids = link.pending.pop(future)
-        if command == "start" and reply.kind == "raised":
-            return [self._fail(link, "could not be built", reply.value)]
+        if command == "start" and events[-1].kind == "raised":
+            return [self._fail(link, "could not be built", events[-1].value)]
         link.ready, link.limit, link.since = True, self._limit, time.monotonic()
-        told = [Event("told", link.worker, (), text) for text in reply.warnings]
-        return told + self._events(link, ids, reply)
+        return [self._noted(link, ids, event) for event in events]
 
-    def _events(self, link: Link, ids: np.ndarray, reply: Reply) -> list[Event]:
-        worker, first = link.worker, link.first
-        if reply.kind == "ready":
-            return [Event("ready", worker, (), reply.value)]
-        if reply.kind == "done":
-            return self._done(link, reply.value)
-        if reply.kind == "raised":
-            undone = np.union1d(ids, np.array(reply.ids, np.int64)).astype(np.int64)
-            link.going.difference_update(undone.tolist())
-            return [Event("raised", worker, (undone + first).tolist(), reply.value)]
-        if reply.kind == "value":
-            values, rows = reply.value
-            self._write(ids + first, rows)
-            return [Event("value", worker, (), values)]
-        return []
+    def _noted(self, link: Link, ids: Sequence[int] | np.ndarray, event: Event) -> Event:
+        """Take note of an event of a command for environments; return it as of a worker."""
+        value = event.value
+        if event.kind == "done":
+            self._write(event.ids, value.columns)
+            self._write(value.final_ids, value.finals)
+            value = value.extras
+            link.going.difference_update(event.ids)
+            if self.wanted.count is not None:
+                self.wanted.count -= len(event.ids)
+        elif event.kind == "raised":
+            event = event._replace(ids=sorted({*map(int, ids), *event.ids}))
+            link.going.difference_update(event.ids)
+        elif event.kind == "value":
+            value, columns = value
+            self._write(ids, columns)
+        return event._replace(worker=link.worker, value=value)
 
-    def _done(self, link: Link, rows: Rows) -> list[Event]:
-        worker, first = link.worker, link.first
-        self._write(rows.ids + first, rows.columns)
-        self._write(rows.final_ids + first, rows.finals)
-        link.going.difference_update(rows.ids.tolist())
-        if self.wanted.count is not None:
-            self.wanted.count -= len(rows.ids)
-        events = []
-        if len(rows.restarted):
-            killed = (rows.killed + first).tolist()
-            events.append(Event("restarted", worker, (rows.restarted + first).tolist(), killed))
-        extras = {first + i: extra for i, extra in rows.extras.items()}
-        return [*events, Event("done", worker, (rows.ids + first).tolist(), extras)]
-
-    def _write(self, ids: np.ndarray, rows: Mapping[str, np.ndarray]) -> None:
-        columns = self._columns
+    def _write(self, ids: Sequence[int] | np.ndarray, rows: Mapping[str, np.ndarray]) -> None:
+        columns, ids = self._columns, np.asarray(ids)
         for name, values in rows.items():
             if name == "obs" or name.startswith("obs/"):
                 columns[name][columns["half"][ids], ids] = values
@@ -249,9 +235,9 @@ class RemotePool:
         self._columns.clear()
 
 
-def _packed(spec: PartSpec) -> bytes:
+def _packed(build: Callable[[], Any]) -> bytes:
     try:
-        return cloudpickle.dumps(spec)
+        return cloudpickle.dumps(build)
     except Exception as error:
         raise ConfigError(
             f"The environments cannot be sent to other machines: {error}. Give arguments, "

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from vla_gym.errors import ConfigError
-from vla_gym.remote.messages import Reply
+from vla_gym.remote.messages import Answer
 from vla_gym.remote.part import Part
 from vla_gym.remote.shards import Shard
 
@@ -42,7 +42,7 @@ class PartActor:
         self._next = 0
         self._early: dict[int, tuple[tuple[Any, ...], asyncio.Future[Any]]] = {}
 
-    async def submit(self, number: int, *command: Any) -> Reply:
+    async def submit(self, number: int, *command: Any) -> Answer:
         """Do ``Part.submit(*command)`` as the ``number``-th call, from 0."""
         answer = asyncio.get_running_loop().create_future()
         self._early[number] = command, answer
@@ -63,7 +63,7 @@ class RayShard:
         self.place, self._ray, self._actor = place, ray, actor
         self._number = 0
 
-    def submit(self, command: str, *arguments: Any) -> Future[Reply]:
+    def submit(self, command: str, *arguments: Any) -> Future[Answer]:
         """See :class:`~vla_gym.remote.shards.Shard`."""
         try:
             answer = self._actor.submit.remote(self._number, command, *arguments)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from concurrent.futures import Future
 from typing import Any, Protocol
 
-from vla_gym.remote.messages import Reply
+from vla_gym.remote.messages import Answer
 from vla_gym.remote.part import Part
 
 
@@ -18,7 +18,7 @@ class Shard(Protocol):
 
     place: str
 
-    def submit(self, command: str, *arguments: Any) -> Future[Reply]:
+    def submit(self, command: str, *arguments: Any) -> Future[Answer]:
         """Give a command, see ``Part.submit``; the future raises only if the part is lost."""
 
     def kill(self) -> None:

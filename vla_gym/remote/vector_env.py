@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
-from gymnasium.vector import AutoresetMode, VectorEnv
+from gymnasium.vector import AutoresetMode
 
 from vla_gym.envs.checks import as_integer, check_flag, check_keywords
 from vla_gym.envs.libero import LiberoEnv
 from vla_gym.errors import ConfigError
 from vla_gym.remote.links import Wanted
-from vla_gym.remote.messages import PartSpec
+from vla_gym.remote.part import PartEnv, VectorWrapper, build
 from vla_gym.remote.pool import RemotePool
 from vla_gym.remote.shards import Hosts
 from vla_gym.suites import get_suite
@@ -21,7 +22,6 @@ from vla_gym.vector.batch import Arrays
 from vla_gym.vector.plan import EnvPlan, check_limits, parse_autoreset_mode
 from vla_gym.vector.processes.interrupts import Interrupts
 
-VectorWrapper = Callable[[VectorEnv[Any, Any, Any]], VectorEnv[Any, Any, Any]]
 # Arguments of a part that say nothing about its environments.
 _OF_PARTS = ("workers", "render_devices")
 
@@ -110,22 +110,16 @@ class RemoteVectorEnv(LiberoVectorEnv):
         try:
             parts = min(self._plan.num_envs, machines.count(start_timeout))
             blocks = np.array_split(np.arange(self._plan.num_envs), parts)
-            specs = [
-                PartSpec(
-                    self._plan.num_envs,
-                    suite,
-                    kwargs,
-                    range(int(block[0]), int(block[-1]) + 1),
-                    tuple(vector_wrappers),
-                    () if suite is None else getattr(get_suite(suite), "files", ()),
-                )
-                for block in blocks
-            ]
+            files = () if suite is None else getattr(get_suite(suite), "files", ())
+            make = partial(PartEnv, num_envs, suite, copy=False, **kwargs)
+            makers = [partial(make, env_ids=range(b[0], b[-1] + 1)) for b in blocks]
+            builders = [partial(build, maker, tuple(vector_wrappers), files) for maker in makers]
         except BaseException:
             machines.close()
             raise
         self._pool = RemotePool(
-            specs,
+            blocks,
+            builders,
             machines,
             self._interrupts,
             assets=assets,
