@@ -241,17 +241,17 @@ def scaling(seconds: float = 0.25, nodes: int = 4, steps: int = 30, inference: i
 def sizes(num_envs: int = 64) -> None:
     """Print the bytes of the two messages of a step."""
     sent: dict[str, int] = {}
-    submit, take = Link._submit, RemotePool._take
+    send, take = Link.send, RemotePool._take
 
-    def counted(self: Any, command: str, arguments: Any, ids: Any) -> Any:
+    def counted(self: Any, command: str, arguments: Any, ids: Any = ()) -> Any:
         sent["out"] = len(pickle.dumps(arguments, protocol=5)) if command == "run" else 0
-        return submit(self, command, arguments, ids)
+        return send(self, command, arguments, ids)
 
     def taken(self: Any, link: Any, future: Any) -> Any:
         sent["in"] = len(pickle.dumps(future.result(), protocol=5))
         return take(self, link, future)
 
-    Link._submit, RemotePool._take = counted, taken  # type: ignore[method-assign]
+    Link.send, RemotePool._take = counted, taken  # type: ignore[method-assign]
     for name in ("LiberoVLA-goal-v0", "Libero-goal-v0"):
         envs = gym.make_vec(
             name, num_envs, hosts=ThreadHosts(1), chunk_len=8, assets="lite", workers=1
