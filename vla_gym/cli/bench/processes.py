@@ -35,7 +35,8 @@ _ENVIRONMENT = {
     "MUJOCO_GL": "egl",
     "PYOPENGL_PLATFORM": "egl",
 }
-_HOST = Path(__file__).with_name("host.py")
+#: This folder's name where there is no vla_gym.
+_PEERS_PACKAGE = "vla_gym_bench"
 
 
 class Child:
@@ -58,24 +59,24 @@ class Child:
         """
         self.spec, self.pid = spec, 0
         python, environment = sys.executable, os.environ | _ENVIRONMENT
-        kind = "own"
+        package = "vla_gym.cli.bench"
         arguments: tuple[Any, ...] = (spec,)
         self._folder = tempfile.TemporaryDirectory(prefix="vla-gym-bench-")
         folder = Path(self._folder.name)  # upstream writes into the working directory
         if spec.is_peer:
             python, arguments = spec.peer_command()
-            environment |= {"LIBERO_CONFIG_PATH": str(folder)}
-            environment.pop("PYTHONPATH", None)
+            environment |= {"LIBERO_CONFIG_PATH": str(folder), "PYTHONPATH": str(folder)}
             root = next(Path(python).parents[1].glob("lib/python*/site-packages/libero/libero"))
             write_config(folder, root, root / "assets")
-            kind = "peer"
+            package = _PEERS_PACKAGE
+            (folder / package).symlink_to(Path(__file__).resolve().parent)
         else:
             environment |= {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
         begin = time.perf_counter()
         self._connection, other = Pipe()
         with other, open(folder / "output.txt", "wb") as log:
             self._process = subprocess.Popen(
-                [python, "-P", str(_HOST), str(other.fileno()), kind],
+                [python, "-P", "-m", f"{package}.host", str(other.fileno())],
                 env=environment,
                 cwd=folder,
                 stdin=subprocess.DEVNULL,
