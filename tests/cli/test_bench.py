@@ -60,6 +60,8 @@ def test_every_system_has_the_same_number_of_workers():
         ({"image_size": -1}, "image_size: expected `int` >= 0, got -1"),
         ({"peers": (), "image_size": 0}, "image_size must be at least 1"),
         ({"peers": (), "suite": "goal-swap"}, "LIBERO's suites goal, spatial"),
+        ({"json": Path("nowhere/report.json")}, "its folder does not exist"),
+        ({"json": Path()}, "is a folder: expected the name of a file"),
     ],
 )
 def test_options_that_make_no_sense_are_refused(options, message):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Sequence
+from pathlib import Path
 from typing import TypeVar
 
 from vla_gym.errors import ConfigError
@@ -23,6 +24,18 @@ def check_words(arguments: Sequence[str]) -> None:
         raise ConfigError(
             f"Expected words of at most {MAX_WORD} characters, got {len(long)}: {long[:40]!r}..."
         )
+
+
+def check_report(path: Path | None) -> None:
+    """Check where a report is to be written, before what it tells is measured.
+
+    Raises:
+        ConfigError: If its folder does not exist, or it is a folder itself.
+    """
+    if path is not None and not path.absolute().parent.is_dir():
+        raise ConfigError(f"{path}: its folder does not exist.")
+    if path is not None and path.is_dir():
+        raise ConfigError(f"{path} is a folder: expected the name of a file in it.")
 
 
 def parse_options(config_class: type[Config], arguments: Sequence[str], command: str) -> Config:

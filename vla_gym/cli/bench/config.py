@@ -10,6 +10,7 @@ from typing import Any, Literal, get_args
 from vla_gym.assets import resolve_asset_pack
 from vla_gym.assets.pack import default_assets
 from vla_gym.cli.bench.peer_venvs import PEERS, peer_python
+from vla_gym.cli.options import check_report
 from vla_gym.envs.scene_cache import VisualProfile
 from vla_gym.errors import ConfigError
 from vla_gym.outside import Count, PositiveInt, check_fields
@@ -86,8 +87,7 @@ class BenchConfig:
                 f"num_envs must be at least the number of workers, {self.num_workers}, "
                 f"got {self.num_envs}."
             )
-        if self.json is not None and not self.json.absolute().parent.is_dir():
-            raise ConfigError(f"{self.json}: its folder does not exist.")
+        check_report(self.json)
 
     @property
     def num_workers(self) -> int:

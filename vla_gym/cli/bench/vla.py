@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from vla_gym.cli.options import check_report
 from vla_gym.errors import ConfigError
 from vla_gym.outside import Count, PositiveInt, check_fields
 from vla_gym.suites import suite_tasks
@@ -54,8 +55,7 @@ class VLABenchConfig:
         if not self.batch_sizes or min(self.batch_sizes) < 1:
             raise ConfigError(f"batch_sizes must be positive, got {self.batch_sizes}.")
         check_fields(self)
-        if self.json is not None and not self.json.absolute().parent.is_dir():
-            raise ConfigError(f"{self.json}: its folder does not exist.")
+        check_report(self.json)
 
 
 def observations(vla: FrozenVLA, batch: int, texts: list[str]) -> tuple[Any, ...]:
