@@ -13,7 +13,6 @@ from vla_gym.cli.bench import vla as bench
 from vla_gym.cli.main import main
 from vla_gym.errors import ConfigError, NotEnoughMemoryError
 from vla_gym.vla import load
-from vla_gym.vla.checkpoint_files import Checkpoint
 from vla_gym.vla.openvla import random_weights
 from vla_gym.vla.openvla.config import OpenVLAConfig
 from vla_gym.vla.openvla.random_weights import random_policy
@@ -26,7 +25,7 @@ def folder(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def tiny():
-    return OpenVLAConfig.from_checkpoint(CHECKPOINT, Checkpoint(CHECKPOINT).shapes)
+    return OpenVLAConfig.from_checkpoint(CHECKPOINT)
 
 
 @pytest.mark.parametrize("kind", ["openvla", "openvla-oft"])

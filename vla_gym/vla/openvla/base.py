@@ -129,9 +129,8 @@ class OpenVLABase(FrozenVLA):
         tokenizer = chosen.tokenizer or folder
         if not callable(tokenizer):
             tokenizer = load_tokenizer(tokenizer)
-        checkpoint = Checkpoint(folder)
-        config = OpenVLAConfig.from_checkpoint(folder, checkpoint.shapes)
-        model = OpenVLAModel.from_checkpoint(checkpoint, config, device, dtype)
+        config = OpenVLAConfig.from_checkpoint(folder)
+        model = OpenVLAModel.from_checkpoint(Checkpoint(folder), config, device, dtype)
         width = config.text.hidden_size
         with torch.device("meta"):
             action_head = L1ActionHead(width) if files[0] else None

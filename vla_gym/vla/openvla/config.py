@@ -1,9 +1,8 @@
-"""What an OpenVLA checkpoint's config.json and shapes say about the network."""
+"""What an OpenVLA checkpoint's config.json says about the network."""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -17,11 +16,8 @@ from vla_gym.vla.load_weights import described_by
 from vla_gym.vla.openvla.vision import DINOV2_LARGE, SIGLIP_SO400M, ViTConfig
 from vla_gym.vla.tokens import NUM_BINS
 
-# Heads cannot be read from shapes. timm's names of the towers -> heads.
-_HEADS = {
-    "vit_large_patch14_reg4_dinov2.lvd142m": DINOV2_LARGE.num_heads,
-    "vit_so400m_patch14_siglip_224": SIGLIP_SO400M.num_heads,
-}
+# timm's names of the two towers that there are.
+_TOWERS = ["vit_large_patch14_reg4_dinov2.lvd142m", "vit_so400m_patch14_siglip_224"]
 
 
 class _Text(Struct):
@@ -50,7 +46,7 @@ class _File(Struct):
     model_type: str | None = None
     use_fused_vision_backbone: bool = True
     timm_model_ids: list[str] | None = None
-    tiny_heads: list[Size] | None = field(name="_tiny_vit_num_heads", default=None)
+    tiny_towers: tuple[ViTConfig, ViTConfig] | None = field(name="_tiny_towers", default=None)
     image_sizes: Annotated[list[ImageSide], Meta(min_length=1)] = field(
         default_factory=lambda: [224, 224]
     )
@@ -98,11 +94,11 @@ class OpenVLAConfig:
         return int(self.text.vocab_size) - self.pad_to_multiple_of
 
     @classmethod
-    def from_checkpoint(cls, folder: Path, shapes: Mapping[str, tuple[int, ...]]) -> OpenVLAConfig:
-        """Read config.json; what it does not say follows from the shapes of the tensors, by name.
+    def from_checkpoint(cls, folder: Path) -> OpenVLAConfig:
+        """Read config.json.
 
         Raises:
-            WeightsError: If it is no OpenVLA with both vision towers, or heads are unknown.
+            WeightsError: If it is no OpenVLA with both vision towers, or these are unknown.
         """
         file = folder / "config.json"
         config = read_json(file, _File)
@@ -112,26 +108,21 @@ class OpenVLAConfig:
                 f"use_fused_vision_backbone true), got {config.model_type!r:.80} and "
                 f"{config.use_fused_vision_backbone}."
             )
-        names = config.timm_model_ids or list(_HEADS)
-        heads = config.tiny_heads or [_HEADS.get(name, 0) for name in names]
-        if len(heads) != 2 or 0 in heads:
+        if config.tiny_towers is None and config.timm_model_ids not in (None, _TOWERS):
             raise WeightsError(
-                f"Expected timm_model_ids of {' and '.join(_HEADS)} in {file}, got {names}."
+                f"Expected timm_model_ids of {' and '.join(_TOWERS)} in {file}, got "
+                f"{config.timm_model_ids}."
             )
-        prefixes = ("vision_backbone.featurizer.", "vision_backbone.fused_featurizer.")
-        towers = tuple(
-            ViTConfig.from_shapes(shapes, prefix, count)
-            for prefix, count in zip(prefixes, heads, strict=True)
+        size, *others = set(config.image_sizes)
+        if others:
+            raise WeightsError(
+                "Expected both vision towers on images of one size, got image_sizes "
+                f"{config.image_sizes} in {file}."
+            )
+        first, second = (
+            dataclasses.replace(tower, num_patches=(size // tower.patch_size) ** 2)
+            for tower in config.tiny_towers or (DINOV2_LARGE, SIGLIP_SO400M)
         )
-        sizes = set(config.image_sizes)
-        patches = {tower.num_patches * tower.patch_size**2 for tower in towers}
-        if len(sizes) != 1 or patches != {size**2 for size in sizes}:
-            raise WeightsError(
-                f"Expected both vision towers on images of one size, got image_sizes "
-                f"{sorted(sizes)} in {file} and position embeddings of "
-                f"{[tower.num_patches for tower in towers]} patches."
-            )
         with described_by(folder):
             text = _llama(config.text_config)
-        padding = config.pad_to_multiple_of
-        return cls((towers[0], towers[1]), sizes.pop(), text, padding)
+        return cls((first, second), size, text, config.pad_to_multiple_of)

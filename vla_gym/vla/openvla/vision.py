@@ -8,14 +8,13 @@ epsilon 1e-6 and GELU is exact in both towers, as in timm.
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
 from torch import nn
 from torch.nn import functional as F
 
-from vla_gym.errors import WeightsError
+from vla_gym.outside import Count, Layers, Size
 
 
 @dataclass(frozen=True)
@@ -34,47 +33,15 @@ class ViTConfig:
         layer_scale: Whether blocks scale their residuals (DINOv2).
     """
 
-    width: int
-    depth: int
-    num_heads: int
-    mlp_width: int
+    width: Size
+    depth: Layers
+    num_heads: Size
+    mlp_width: Size
     num_patches: int = 256
-    patch_size: int = 14
-    registers: int = 0
+    patch_size: Size = 14
+    registers: Count = 0
     cls_token: bool = False
     layer_scale: bool = False
-
-    @classmethod
-    def from_shapes(
-        cls, shapes: Mapping[str, tuple[int, ...]], prefix: str, num_heads: int
-    ) -> ViTConfig:
-        """Read the sizes from a checkpoint's shapes by name; the heads alone are not in them.
-
-        Raises:
-            WeightsError: If names are missing.
-        """
-        try:
-            width, _, patch_size, _ = shapes[f"{prefix}patch_embed.proj.weight"]
-            mlp_width = shapes[f"{prefix}blocks.0.mlp.fc1.weight"][0]
-            num_patches = shapes[f"{prefix}pos_embed"][1]
-        except (KeyError, ValueError) as error:
-            raise WeightsError(
-                f"Expected a vision tower {prefix}*, cannot find {error}."
-            ) from error
-        # Counted, whatever their numbers: a name must not decide how much is built.
-        start = f"{prefix}blocks."
-        blocks = {n[len(start) :].split(".")[0] for n in shapes if n.startswith(start)}
-        return cls(
-            width=width,
-            depth=len(blocks),
-            num_heads=num_heads,
-            mlp_width=mlp_width,
-            num_patches=num_patches,
-            patch_size=patch_size,
-            registers=shapes.get(f"{prefix}reg_token", (1, 0))[1],
-            cls_token=f"{prefix}cls_token" in shapes,
-            layer_scale=f"{prefix}blocks.0.ls1.scale_factor" in shapes,
-        )
 
 
 #: The towers of the published 7B checkpoints.
