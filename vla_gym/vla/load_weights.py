@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import nn
@@ -112,6 +113,17 @@ def described_by(folder: Path) -> Iterator[None]:
         raise WeightsError(
             f"The configuration in {folder} describes no network that can be made: {error!r}."
         ) from error
+
+
+def fill_buffers(network: Any) -> None:
+    """Give a network of transformers' on the meta device its buffers, on the CPU.
+
+    They are what no checkpoint has, rotary frequencies.
+    """
+    for module in network.modules():
+        for name, buffer in module.named_buffers(recurse=False):
+            module.register_buffer(name, torch.empty_like(buffer, device="cpu"), persistent=False)
+    network.initialize_weights()  # fills the buffers, not parameters without storage
 
 
 def default_dtype(device: str | torch.device, dtype: torch.dtype | None) -> torch.dtype:

@@ -163,7 +163,7 @@ class FlowBackend(FrozenVLA, ABC):
         )
         tokenizer = load_tokenizer(backbone)
         checkpoint = Checkpoint(files.folder)
-        model, rename = cls.make_network(files, backbone, checkpoint, device)
+        model, rename = cls.make_network(files, backbone, checkpoint)
         load_into(
             model,
             checkpoint,
@@ -172,12 +172,13 @@ class FlowBackend(FrozenVLA, ABC):
             rename=rename,
             keep_float32=cls.float32_parts,
         )
+        model.to(device)  # the buffers
         return cls(model, files, tokenizer, chosen, compile)
 
     @staticmethod
     @abstractmethod
     def make_network(
-        files: LeRobotPolicyFiles, backbone: Path, checkpoint: Checkpoint, device: str
+        files: LeRobotPolicyFiles, backbone: Path, checkpoint: Checkpoint
     ) -> tuple[Any, Callable[[str], str | None]]:
         """Return the network, its parameters on the meta device, and what maps names to its own.
 
@@ -185,7 +186,6 @@ class FlowBackend(FrozenVLA, ABC):
             files: Of the checkpoint.
             backbone: Folder with the VLM's files.
             checkpoint: Whose names are mapped; to None where they are never used.
-            device: Of what is no parameter.
 
         Raises:
             WeightsError: If config.json says something that is not implemented.

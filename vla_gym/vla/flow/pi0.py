@@ -18,7 +18,7 @@ from vla_gym.errors import WeightsError
 from vla_gym.vla.checkpoint_files import Checkpoint
 from vla_gym.vla.flow.backend import FlowBackend, FlowInputs, Velocity
 from vla_gym.vla.flow.lerobot_files import LeRobotPolicyFiles
-from vla_gym.vla.load_weights import described_by
+from vla_gym.vla.load_weights import described_by, fill_buffers
 
 # What differs between the variants of Gemma that checkpoints name; the rest is PI0Config's default.
 _GEMMA = {
@@ -82,18 +82,13 @@ class Pi0Backend(FlowBackend):
         files: LeRobotPolicyFiles,
         backbone: Path,  # noqa: ARG003
         checkpoint: Checkpoint,
-        device: str,
     ) -> tuple[Any, Callable[[str], str | None]]:
         """See :meth:`FlowBackend.make_network`."""
         with described_by(files.folder), torch.device("meta"):
             model: Any = cls.network(make_config(files))
         # The expert reads no words; its table would be a tenth of all parameters.
         model.model.dit.embed_tokens = None
-        for module in model.modules():
-            for name, buffer in module.named_buffers(recurse=False):
-                empty = torch.empty_like(buffer, device=device)
-                module.register_buffer(name, empty, persistent=False)
-        model.initialize_weights()  # fills the buffers, not parameters without storage
+        fill_buffers(model)
         nested = any("vision_tower.vision_model." in name for name in model.state_dict())
         tied = any(name.endswith("embed_tokens.weight") for name in checkpoint.shapes)
         return model, partial(_rename, nested=nested, tied=tied)

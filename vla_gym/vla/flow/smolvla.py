@@ -45,7 +45,6 @@ class SmolVLABackend(FlowBackend):
         files: LeRobotPolicyFiles,
         backbone: Path,
         checkpoint: Checkpoint,  # noqa: ARG004
-        device: str,  # noqa: ARG004
     ) -> tuple[Any, Callable[[str], str | None]]:
         """See :meth:`FlowBackend.make_network`."""
         policy, vlm_config = files.config, read_vlm_config(backbone, ("smolvlm",))

@@ -14,11 +14,11 @@ from vla_gym.errors import WeightsError
 from vla_gym.vla.base import ACTION_SIZE, GRIPPER, ActionOutput, FrozenVLA, VLAOutput
 from vla_gym.vla.checkpoint_files import Checkpoint
 from vla_gym.vla.files import read_vlm_config
-from vla_gym.vla.load_weights import described_by, load_into
+from vla_gym.vla.load_weights import described_by, fill_buffers, load_into
 from vla_gym.vla.preprocess import check_rows
 from vla_gym.vla.qwen.files import find_files, module_name
 from vla_gym.vla.qwen.images import RENDER_SIZE, QwenImages, QwenImageSettings, Resize
-from vla_gym.vla.qwen.model import MODEL_TYPES, QwenOFT, build
+from vla_gym.vla.qwen.model import MODEL_TYPES, QwenOFT
 from vla_gym.vla.qwen.prompt import QwenPrompts
 from vla_gym.vla.spec_options import make_options
 from vla_gym.vla.statistics import Normalizer, choose_statistics
@@ -118,7 +118,9 @@ class QwenOFTBackend(FrozenVLA):
             chosen.num_views,
         )
         with described_by(files.vlm):
-            model = build(config, images.grid, chosen.final_norm)
+            with torch.device("meta"):
+                model = QwenOFT(config, images.grid, chosen.final_norm)
+            fill_buffers(model.vlm)
         prompts = QwenPrompts(
             files.vlm,
             chunk_len=files.chunk_len,

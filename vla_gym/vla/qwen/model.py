@@ -141,18 +141,3 @@ class QwenOFT(nn.Module):
         )
         positions: torch.Tensor = found[0][:, 0]
         return positions
-
-
-def build(config: Any, grid: tuple[int, int], final_norm: bool | None = None) -> QwenOFT:
-    """Build a network whose parameters take no memory yet; see :class:`QwenOFT`.
-
-    Rotary frequencies, which no checkpoint has, are real.
-    """
-    with torch.device("meta"):
-        model = QwenOFT(config, grid, final_norm)
-    for module in list(model.modules()):
-        if hasattr(module, "inv_freq"):
-            fresh = type(module)(module.config)
-            for name, buffer in fresh.named_buffers(recurse=False):
-                module.register_buffer(name, buffer, persistent=False)
-    return model
