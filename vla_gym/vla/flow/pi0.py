@@ -10,7 +10,6 @@ from typing import Any
 
 import torch
 from msgspec import to_builtins
-from torch import nn
 from torch.nn import functional as F
 from transformers import PI0Config, PI0ForConditionalGeneration
 
@@ -61,14 +60,9 @@ class Pi0Backend(FlowBackend):
     def set_up(self, compile: bool) -> None:
         """See :meth:`FlowBackend.set_up`."""
         self._read_sizes()
-        model = self.model
-        # Noise and velocities add up in float32, whatever the layers between run in.
-        backbone = model.model.dit.norm.weight.dtype
-        model.embed_action_time.register_forward_hook(partial(_cast_output, dtype=backbone))
-        model.action_out_proj.register_forward_pre_hook(_cast_input)
         if compile:
-            model.model.vlm.vision_tower.compile(dynamic=False)
-            model.model.dit.compile(dynamic=False)
+            self.model.model.vlm.vision_tower.compile(dynamic=False)
+            self.model.model.dit.compile(dynamic=False)
 
     def _read_sizes(self) -> None:
         config = self.model.config
@@ -101,15 +95,14 @@ class Pi0Backend(FlowBackend):
         model = self.model
         cache, mask = self._prefill(inputs)
         length = cache.get_seq_length()
+        dtype = model.model.dit.norm.weight.dtype
 
         def velocity(x: torch.Tensor, time: float) -> tuple[torch.Tensor, torch.Tensor]:
             # pi0 counts time from the action (0) to noise (1).
             at = x.new_full((len(x),), 1.0 - time)
-            out = model.model(
-                action_embeds=model.embed_action_time(inputs.state, x, at),
-                attention_mask=mask,
-                cache=cache,
-            )
+            # Noise and velocities add up in float32, whatever the layers between run in.
+            embedded = model.embed_action_time(inputs.state, x, at).to(dtype)
+            out = model.model(action_embeds=embedded, attention_mask=mask, cache=cache)
             cache.crop(length - cache.get_seq_length())  # the next step sees the VLM alone
             hidden = out.last_hidden_state[:, -self.horizon :].float()
             return hidden, -model.action_out_proj(hidden)
@@ -195,11 +188,3 @@ def _rename(name: str, nested: bool, tied: bool) -> str | None:
     if not nested:
         name = name.replace("vision_tower.vision_model.", "vision_tower.")
     return name
-
-
-def _cast_output(_: nn.Module, __: Any, output: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    return output.to(dtype)
-
-
-def _cast_input(_: nn.Module, args: tuple[torch.Tensor]) -> tuple[torch.Tensor]:
-    return (args[0].float(),)
