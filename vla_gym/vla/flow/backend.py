@@ -125,10 +125,8 @@ class FlowBackend(FrozenVLA, ABC):
         self.horizon = self.num_hidden_tokens = config.chunk_size
         self.image_size = options.image_size or files.image_size
         self.num_steps = options.num_steps or getattr(config, self.steps_key)
-        self._max_prompt = config.tokenizer_max_length or self.max_prompt
-        self._state_dim = config.max_state_dim
+        self.hidden_size = int(model.action_out_proj.in_features)
         self.noise_shape = (self.horizon, config.max_action_dim)
-        self._fixed_noise = self._draw(options.seed)
         self.set_up(compile)
 
     @classmethod
@@ -193,7 +191,7 @@ class FlowBackend(FrozenVLA, ABC):
 
     @abstractmethod
     def set_up(self, compile: bool) -> None:
-        """Read ``hidden_size`` and ``pixel_size`` off the network, and compile it if asked."""
+        """Set ``pixel_size``, and compile the network if asked."""
 
     @property
     def device(self) -> torch.device:
@@ -221,40 +219,32 @@ class FlowBackend(FrozenVLA, ABC):
 
         ``noise`` (B, C, max_action_dim) float32 is what to start from; None as the options say.
         """
-        flow = self.flow_outputs(images, instructions, proprio, noise)
+        flow = self.flow_outputs(images, instructions, proprio)
+        if noise is not None:
+            wanted, found = tuple(flow.start.shape), tuple(noise.shape)
+            if found != wanted:
+                raise ConfigError(f"Expected noise of shape {wanted}, got {found}.")
+            flow = flow._replace(start=noise.to(flow.start))
         hidden, chunk = flow.integrate(self.num_steps)
         return VLAOutput(hidden, self.flow_to_env(chunk))
 
     def flow_outputs(
-        self,
-        images: dict[str, np.ndarray],
-        instructions: list[str],
-        proprio: np.ndarray,
-        noise: torch.Tensor | None = None,
+        self, images: dict[str, np.ndarray], instructions: list[str], proprio: np.ndarray
     ) -> FlowOutput:
-        """Run the VLM; see :class:`~vla_gym.vla.base.TrainableFlowVLA`, and :meth:`infer`."""
+        """Run the VLM; see :class:`~vla_gym.vla.base.TrainableFlowVLA`."""
         stacked = np.stack(check_images(images, self.cameras, self.image_size), axis=1)
-        count = len(stacked)
         proprio = np.asarray(proprio, dtype=np.float32)
         if proprio.ndim != 2 or proprio.shape[1] != PROPRIO_SIZE:
             raise ConfigError(f"Expected proprio of shape (B, 8), got {proprio.shape}.")
-        check_rows(count, instructions, proprio)
-        if noise is None:
-            noise = self._noise(stacked, instructions, proprio)
-        elif tuple(noise.shape) != (count, *self.noise_shape):
-            raise ConfigError(
-                f"Expected noise of shape {(count, *self.noise_shape)}, got {tuple(noise.shape)}."
-            )
-        device = self.device
-        state = self.files.state.normalize(torch.from_numpy(proprio).to(device))
-        state = F.pad(state, (0, self._state_dim - PROPRIO_SIZE))
-        tokens, token_mask = self.tokenize(self.prompts(instructions, proprio))
-        prompts = tokens.to(device), token_mask.to(device)
+        check_rows(len(stacked), instructions, proprio)
+        state = self.files.state.normalize(torch.from_numpy(proprio).to(self.device))
+        state = F.pad(state, (0, self.files.config.max_state_dim - PROPRIO_SIZE))
+        prompts = self.tokenize(self.prompts(instructions, proprio))
         velocity = self.flow(FlowInputs(self.to_pixels(stacked), *prompts, state))
         if getattr(self.model, "checkpointed", False) and torch.is_grad_enabled():
             # It leaves the keys that it adds to as they were: a second pass sees the same.
             velocity = partial(checkpoint, velocity, use_reentrant=False)
-        return FlowOutput(velocity, noise.to(device=device, dtype=torch.float32))
+        return FlowOutput(velocity, self._noise(stacked, instructions, proprio).to(self.device))
 
     def flow_to_env(self, chunk: torch.Tensor) -> torch.Tensor:
         """Return the environment's actions (B, C, 7) of normalised, padded ones (B, C, A)."""
@@ -270,12 +260,12 @@ class FlowBackend(FrozenVLA, ABC):
         """Return ids (B, T) int64 and mask (B, T) bool of the prompts, padded on the right."""
         encoded = self.tokenizer(
             prompts,
-            max_length=self._max_prompt,
+            max_length=self.files.config.tokenizer_max_length or self.max_prompt,
             truncation=True,
             padding="max_length" if self._pad_prompts else "longest",
             padding_side="right",
             return_tensors="pt",
-        )
+        ).to(self.device)
         return encoded["input_ids"], encoded["attention_mask"].bool()
 
     def to_pixels(self, stacked: np.ndarray) -> torch.Tensor:
@@ -290,25 +280,20 @@ class FlowBackend(FrozenVLA, ABC):
         pixels = resize_with_padding(pixels, *self.pixel_size, centred=self.centred_padding)
         return (pixels * 2.0 - 1.0).unflatten(0, stacked.shape[:2])
 
-    def _draw(self, seed: int) -> torch.Tensor:
-        # On the CPU whatever the device, so that a seed gives the same noise everywhere.
-        generator = torch.Generator().manual_seed(seed)
-        return torch.randn(self.noise_shape, generator=generator)
-
     def _noise(
         self, stacked: np.ndarray, instructions: list[str], proprio: np.ndarray
     ) -> torch.Tensor:
         """Return noise (B, C, max_action_dim) as the options say; row i depends on row i alone."""
-        count = len(stacked)
         if self.options.noise == "zeros":
-            return torch.zeros(count, *self.noise_shape)
-        if self.options.noise == "fixed":
-            return self._fixed_noise.expand(count, -1, -1)
-        rows = []
-        for image, text, state in zip(stacked, instructions, proprio, strict=True):
-            digest = hashlib.blake2b(f"{self.options.seed}\n{text}\n".encode(), digest_size=8)
-            digest.update(np.ascontiguousarray(state).tobytes())
-            digest.update(np.ascontiguousarray(image).tobytes())
-            # One bit less than 64: manual_seed takes signed numbers.
-            rows.append(self._draw(int.from_bytes(digest.digest(), "little") >> 1))
-        return torch.stack(rows)
+            return torch.zeros(len(stacked), *self.noise_shape)
+        seeds = [self.options.seed] * len(stacked)
+        if self.options.noise == "observation":
+            for row, text in enumerate(instructions):
+                digest = hashlib.blake2b(f"{seeds[row]}\n{text}\n".encode(), digest_size=8)
+                digest.update(proprio[row].tobytes() + stacked[row].tobytes())
+                # One bit less than 64: manual_seed takes signed numbers.
+                seeds[row] = int.from_bytes(digest.digest(), "little") >> 1
+        # On the CPU whatever the device, so that a seed gives the same noise everywhere.
+        generator = torch.Generator()
+        draws = [torch.randn(self.noise_shape, generator=generator.manual_seed(s)) for s in seeds]
+        return torch.stack(draws)

@@ -65,10 +65,9 @@ class Pi0Backend(FlowBackend):
             self.model.model.dit.compile(dynamic=False)
 
     def _read_sizes(self) -> None:
-        config = self.model.config
-        side = config.vlm_config.vision_config.image_size
-        self.hidden_size, self.pixel_size = config.dit_config.hidden_size, (side, side)
-        self._image_tokens = (side // config.vlm_config.vision_config.patch_size) ** 2
+        vision = self.model.config.vlm_config.vision_config
+        self.pixel_size = vision.image_size, vision.image_size
+        self._image_tokens = (vision.image_size // vision.patch_size) ** 2
 
     @classmethod
     def make_network(

@@ -30,9 +30,8 @@ class SmolVLABackend(FlowBackend):
 
     def set_up(self, compile: bool) -> None:
         """See :meth:`FlowBackend.set_up`."""
-        files, model = self.files, self.model
+        files = self.files
         width, height = files.config.resize_imgs_with_padding or [files.image_size] * 2
-        self.hidden_size = int(model.expert.config.hidden_size)
         self.pixel_size = int(height), int(width)
         # Functions of the network: a bound method would go on with the original's in a copy.
         self._prefill, self._denoise = SmolVLANetwork.prefill, SmolVLANetwork.denoise
