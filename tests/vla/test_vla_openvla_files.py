@@ -126,7 +126,10 @@ def test_what_is_wrong_with_a_checkpoint_is_said(tmp_path, monkeypatch):
     (folder / "tokenizer.json").unlink()
     with pytest.raises(WeightsError, match="copy tokenizer.json"):
         OpenVLAOFTBackend.from_pretrained(folder)
+    towers = json.loads((CHECKPOINT / "config.json").read_text())["_tiny_towers"]
+    uneven = [tower | {"num_heads": 5} for tower in towers]
     for changes, message in (
+        ({"_tiny_towers": uneven}, "divisible by num_heads, got 32 and 5"),
         ({"model_type": "llava"}, "got 'llava'"),
         ({"use_fused_vision_backbone": False}, "two vision towers"),
         ({"_tiny_towers": None}, "Expected timm_model_ids"),

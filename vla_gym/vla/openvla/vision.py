@@ -15,6 +15,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from vla_gym.outside import Count, Layers, Size
+from vla_gym.vla.blocks import check_heads
 
 
 @dataclass(frozen=True)
@@ -63,6 +64,7 @@ class _Scale(nn.Module):
 class _Attention(nn.Module):
     def __init__(self, width: int, num_heads: int) -> None:
         super().__init__()
+        check_heads(width, num_heads)
         self.num_heads = num_heads
         self.qkv = nn.Linear(width, 3 * width)
         self.proj = nn.Linear(width, width)
