@@ -10,7 +10,6 @@ import torch
 from torch.nn.utils.rnn import pad_sequence
 
 from vla_gym.errors import ConfigError
-from vla_gym.vla.base import TrainableTokenVLA
 
 PAD, UNK = "<pad>", "<unk>"
 NUM_BINS = 256
@@ -119,33 +118,3 @@ def token_log_probs(
         raise ConfigError(f"Expected tokens {tuple(logits.shape[:-1])}, got {tuple(tokens.shape)}.")
     scaled = _scaled(logits, temperature).log_softmax(dim=-1)
     return scaled.gather(-1, tokens[..., None]).squeeze(-1)
-
-
-class OnePassTokens:
-    """Draws and scores tokens for a backend that computes all logits of a chunk in one pass."""
-
-    @torch.no_grad()
-    def act_tokens(
-        self: TrainableTokenVLA,
-        images: dict[str, np.ndarray],
-        instructions: list[str],
-        proprio: np.ndarray,
-        temperature: float = 1.0,
-        generator: torch.Generator | None = None,
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Draw one chunk of action tokens per row; see :class:`~vla_gym.vla.base.TokenVLA`."""
-        logits = self.token_outputs(images, instructions, proprio).logits
-        tokens = sample_tokens(logits, temperature, generator)
-        return tokens, token_log_probs(logits, tokens, temperature)
-
-    def token_log_probs(
-        self: TrainableTokenVLA,
-        images: dict[str, np.ndarray],
-        instructions: list[str],
-        proprio: np.ndarray,
-        tokens: torch.Tensor,
-        temperature: float = 1.0,
-    ) -> torch.Tensor:
-        """Return log-probabilities of tokens; see :class:`~vla_gym.vla.base.TokenVLA`."""
-        logits = self.token_outputs(images, instructions, proprio).logits
-        return token_log_probs(logits, tokens.to(logits.device), temperature)

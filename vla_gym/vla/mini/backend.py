@@ -9,18 +9,10 @@ import torch
 
 from vla_gym.envs.checks import MAX_SEED, as_integer
 from vla_gym.errors import ConfigError
-from vla_gym.vla.base import (
-    ACTION_SIZE,
-    CAMERAS,
-    GRIPPER,
-    ActionOutput,
-    FlowOutput,
-    FrozenVLA,
-    TokenOutput,
-    VLAOutput,
-)
+from vla_gym.vla.base import ACTION_SIZE, CAMERAS, GRIPPER, ActionOutput, FlowOutput
 from vla_gym.vla.files import WEIGHTS_ROOT
 from vla_gym.vla.mini.model import MiniVLA, load_model, to_pixel_values
+from vla_gym.vla.one_pass import OnePassTokens
 from vla_gym.vla.preprocess import (
     IMAGE_SIZE,
     area_downsample,
@@ -28,10 +20,10 @@ from vla_gym.vla.preprocess import (
     check_rows,
     proprio_features,
 )
-from vla_gym.vla.tokens import OnePassTokens, WordTokenizer, actions_to_bins, bins_to_actions
+from vla_gym.vla.tokens import WordTokenizer, actions_to_bins, bins_to_actions
 
 
-class MiniBackend(FrozenVLA, OnePassTokens):
+class MiniBackend(OnePassTokens):
     """:class:`~vla_gym.vla.base.FrozenVLA` over :class:`MiniVLA`; deterministic and greedy."""
 
     shipped_as: str | None = None  # its name among the checkpoints of this package
@@ -120,22 +112,6 @@ class MiniBackend(FrozenVLA, OnePassTokens):
         )
         return hidden
 
-    @torch.no_grad()
-    def infer(
-        self, images: dict[str, np.ndarray], instructions: list[str], proprio: np.ndarray
-    ) -> VLAOutput:
-        """Predict one chunk per row; see :class:`~vla_gym.vla.base.FrozenVLA`."""
-        if self.head == "token":
-            hidden, logits = self.token_outputs(images, instructions, proprio)
-            return VLAOutput(hidden, self.tokens_to_actions(logits.argmax(-1)))
-        if self.head == "flow":
-            hidden, chunk = self.flow_outputs(images, instructions, proprio).integrate(
-                self.num_steps
-            )
-            return VLAOutput(hidden, self.flow_to_env(chunk))
-        hidden, actions = self.action_outputs(images, instructions, proprio)
-        return VLAOutput(hidden, self.to_env(actions))
-
     def action_outputs(
         self, images: dict[str, np.ndarray], instructions: list[str], proprio: np.ndarray
     ) -> ActionOutput:
@@ -174,12 +150,9 @@ class MiniBackend(FrozenVLA, OnePassTokens):
         mean, std = chunk.new_tensor(config.action_mean), chunk.new_tensor(config.action_std)
         return self.to_env(chunk * std + mean)
 
-    def token_outputs(
-        self, images: dict[str, np.ndarray], instructions: list[str], proprio: np.ndarray
-    ) -> TokenOutput:
-        """Run the network once; see :class:`~vla_gym.vla.base.TrainableTokenVLA`."""
-        hidden = self.hidden_states(images, instructions, proprio)
-        return TokenOutput(hidden, self.model.token_logits(hidden))
+    def token_logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        """Return the logits (B, C, 7, 256) of states (B, C, H)."""
+        return self.model.token_logits(hidden)
 
     def tokens_to_actions(self, tokens: torch.Tensor) -> torch.Tensor:
         """Return the environment's actions (..., C, 7) float32 of tokens (..., C, 7)."""

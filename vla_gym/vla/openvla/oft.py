@@ -17,12 +17,12 @@ from msgspec import Meta
 
 from vla_gym.errors import ConfigError
 from vla_gym.outside import ChunkLength
-from vla_gym.vla.base import ACTION_SIZE, PROPRIO_SIZE, ActionOutput, TokenOutput, VLAOutput
+from vla_gym.vla.base import ACTION_SIZE, PROPRIO_SIZE, ActionOutput
+from vla_gym.vla.one_pass import OnePassTokens
 from vla_gym.vla.openvla.base import OpenVLABase, OpenVLAOptions, Parts
 from vla_gym.vla.openvla.llama_layers import run_layers
 from vla_gym.vla.openvla.sequence import NOTHING, STOP, make_sequences
 from vla_gym.vla.statistics import Normalizer
-from vla_gym.vla.tokens import OnePassTokens
 
 
 @dataclass(frozen=True)
@@ -122,20 +122,6 @@ class OpenVLAOFTBackend(OpenVLABase, OnePassTokens):
             mask=sequences.mask,
         )
 
-    @torch.no_grad()
-    def infer(
-        self, images: dict[str, np.ndarray], instructions: list[str], proprio: np.ndarray
-    ) -> VLAOutput:
-        """Predict one chunk per row; see :class:`~vla_gym.vla.base.FrozenVLA`."""
-        if self.head == "token":
-            hidden, logits = self.token_outputs(images, instructions, proprio)
-            actions = self.tokens_to_actions(logits.argmax(dim=-1))
-        else:
-            hidden, normalized = self.action_outputs(images, instructions, proprio)
-            actions = self.to_env(normalized)
-        # A copy, whatever the dtype: the next pass of a CUDA graph overwrites its results.
-        return VLAOutput(hidden.to(torch.float32, copy=True), actions)
-
     def action_outputs(
         self, images: dict[str, np.ndarray], instructions: list[str], proprio: np.ndarray
     ) -> ActionOutput:
@@ -154,10 +140,3 @@ class OpenVLAOFTBackend(OpenVLABase, OnePassTokens):
     def token_logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """Return the logits (B, C, 7, 256) float32 of states (B, M, H)."""
         return self.model.action_logits(hidden).unflatten(1, (self.horizon, ACTION_SIZE))
-
-    def token_outputs(
-        self, images: dict[str, np.ndarray], instructions: list[str], proprio: np.ndarray
-    ) -> TokenOutput:
-        """Run the network once; see :class:`~vla_gym.vla.base.TrainableTokenVLA`."""
-        hidden = self.hidden_states(images, instructions, proprio)
-        return TokenOutput(hidden, self.token_logits(hidden))

@@ -11,10 +11,11 @@ import numpy as np
 import torch
 
 from vla_gym.errors import WeightsError
-from vla_gym.vla.base import ACTION_SIZE, GRIPPER, ActionOutput, FrozenVLA, VLAOutput
+from vla_gym.vla.base import ACTION_SIZE, GRIPPER, ActionOutput
 from vla_gym.vla.checkpoint_files import Checkpoint
 from vla_gym.vla.files import read_vlm_config
 from vla_gym.vla.load_weights import described_by, fill_buffers, load_into
+from vla_gym.vla.one_pass import OnePassVLA
 from vla_gym.vla.preprocess import check_rows
 from vla_gym.vla.qwen.files import find_files, module_name
 from vla_gym.vla.qwen.images import RENDER_SIZE, QwenImages, QwenImageSettings, Resize
@@ -54,7 +55,7 @@ class QwenOFTOptions:
     pad_to: int | None = None
 
 
-class QwenOFTBackend(FrozenVLA):
+class QwenOFTBackend(OnePassVLA):
     """:class:`~vla_gym.vla.base.FrozenVLA` over :class:`~vla_gym.vla.qwen.model.QwenOFT`.
 
     The hidden states are those of the action tokens, which the action head reads: M = C.
@@ -147,7 +148,7 @@ class QwenOFTBackend(FrozenVLA):
     def action_outputs(
         self, images: dict[str, np.ndarray], instructions: list[str], proprio: np.ndarray
     ) -> ActionOutput:
-        """Run the network once; see :class:`~vla_gym.vla.base.TrainableActionVLA`."""
+        """Run the network once, without a look at ``proprio``; see TrainableActionVLA."""
         pixels = self.images.pixels(images)
         check_rows(len(pixels), instructions, proprio)
         prompts = [self.prompts.encode(text) for text in instructions]
@@ -155,14 +156,6 @@ class QwenOFTBackend(FrozenVLA):
         patches = self.images.patches(pixels.to(device))
         batch = self.prompts.batch(prompts, self._pad_to).to(device)
         return ActionOutput(*self.model(patches, batch))
-
-    @torch.no_grad()
-    def infer(
-        self, images: dict[str, np.ndarray], instructions: list[str], proprio: np.ndarray
-    ) -> VLAOutput:
-        """Predict one chunk per row, without a look at ``proprio``; see FrozenVLA."""
-        hidden, normalized = self.action_outputs(images, instructions, proprio)
-        return VLAOutput(hidden, self.to_env(normalized))
 
     def to_env(self, normalized: torch.Tensor) -> torch.Tensor:
         """Return the environment's actions (..., 7) in [-1, 1] of normalised ones."""
