@@ -116,41 +116,6 @@ def test_a_worker_that_died_begins_anew(mode):
     envs.close()
 
 
-class Failing(PictureEnv):
-    """Its third step fails; it tells how far its episode is."""
-
-    steps = 0
-
-    def step(self, action):
-        self.steps += 1
-        if self.steps == 3:
-            raise ConfigError("a third step")
-        return super().step(action)
-
-    def _info(self):
-        self.length = 9
-        return super()._info() | {"elapsed_steps": self.t}
-
-
-@by_autoreset
-def test_an_error_in_a_step_ends_the_episode(mode):
-    """The next step resets the environment, of which nothing was said before."""
-    envs = LiberoVectorEnv(
-        1, workers=0, env_factory=lambda _: Failing(size=SIZE), autoreset_mode=mode
-    )
-    envs = VectorFrozenVLAObservation(envs, make_vla(), rl_token=None)
-    envs.reset(seed=SEED)
-    frames = []
-    for step in range(4):
-        if step == 2:
-            with pytest.raises(ConfigError, match="a third step"):
-                envs.step(ACTION[None])
-        envs.step(ACTION[None])
-        frames.append(int(envs.features.memory.save(0)["frames"]))
-    assert frames == [2, 3, 1, 2]
-    envs.close()
-
-
 LIBERO: dict[str, Any] = {
     "task_ids": [2, 8],
     "chunk_len": 4,
