@@ -95,12 +95,15 @@ class Pictures(PictureEnv):
             seed = 1000 * known[0] + known[1]
         obs, info = super().reset(seed=seed, options=options)
         self.length = 1 + int(self.np_random.integers(5))
-        return obs, info | {"executed_steps": 0}
+        return obs, self._said(info, 0, False)
 
     def step(self, action):
         obs, reward, terminated, truncated, info = super().step(action)
         cut = terminated and self.length % 2 == 1
-        return obs, reward, terminated, truncated, info | {"executed_steps": 2 - cut}
+        return obs, reward, terminated, truncated, self._said(info, 2 - cut, terminated)
+
+    def _said(self, info, executed, success):
+        return info | {"executed_steps": executed, "success": success, "is_success": success}
 
     def _observe(self):
         obs, proprio = super()._observe(), self.np_random.normal(size=8).astype(np.float32)

@@ -10,13 +10,28 @@ from functools import partial
 from typing import Any
 
 import cloudpickle
+import gymnasium as gym
 import numpy as np
 import picture_env
 import pytest
 import torch
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 from picture_env import PictureEnv, Pictures
-from vector_reference import DISABLED, NEXT_STEP, SAME_STEP, by_mode
+from vector_reference import (
+    DISABLED,
+    NEXT_STEP,
+    SAME_STEP,
+    Follower,
+    Reference,
+    advance,
+    assert_same,
+    by_autoreset,
+    by_mode,
+    follow,
+    info_row,
+    play_alike,
+    rows,
+)
 from world_model_toys import CHUNK_LEN, TOKENIZER, toy_model
 
 from vla_gym.errors import ConfigError, WorkerRestartWarning
@@ -72,189 +87,98 @@ def make(
     return WorldModelObservation(envs, model or toy_model(), rewards)
 
 
-def actions_of(env: int, step: int) -> np.ndarray:
-    """What is played in an episode's step; some of it is beyond the bounds."""
-    return np.random.default_rng([env, step]).normal(size=(CHUNK_LEN, 7)).astype(np.float32)
+class ByHand(gym.Wrapper):
+    """What a model makes of one environment's episodes, one row at a time."""
 
+    def __init__(self, env: Pictures) -> None:
+        super().__init__(env)
+        self.model = toy_model()
 
-class ByHand:
-    """One environment, its episode and what a model makes of it, one row at a time."""
-
-    def __init__(self, env: int, seed: int, kind: type[Pictures] = Pictures) -> None:
-        self.env, self.model, self.index = kind(), toy_model(), env
-        self.obs, self.info = self.env.reset(seed=seed)
-        self._begin()
-
-    def _see(self, state: torch.Tensor, action: np.ndarray) -> torch.Tensor:
-        self.views = {name: self.obs[name][None] for name in ("agentview", "wrist")}
-        proprio = self.obs["proprio"][None]
-        features = self.model.features(self.views, [self.info["instruction"]], proprio)
-        flat = torch.from_numpy(action.reshape(1, -1))
-        with torch.no_grad():
-            return self.model.update(state, features, torch.from_numpy(proprio), flat)
-
-    def _begin(self) -> None:
-        self.count, self.ended = 0, False
+    def reset(self, **kwargs: Any) -> Any:
+        obs, info = self.env.reset(**kwargs)
         nothing = np.zeros((CHUNK_LEN, 7), np.float32)
-        self.state = self._see(self.model.initial_state(1), nothing)
-        self.tokens = self.model.tokens(self.views["wrist"])
-        self.places = [self._place()]
+        return self._see(self.model.initial_state(1), obs, info, nothing), info
 
-    def _place(self) -> tuple[float, ...]:
-        return tuple(np.floor(self.obs["proprio"][:3] / terms.CELL))
-
-    def reset(self) -> None:
-        self.obs, self.info = self.env.reset()
-        self._begin()
-
-    def step(self) -> tuple[float, bool, bool, dict[str, float]]:
-        """Play on; return the task's reward, both flags and the terms."""
-        action = np.clip(actions_of(self.index, self.count), -1.0, 1.0)
-        self.obs, reward, terminated, truncated, self.info = self.env.step(action)
-        self.count, self.ended = self.count + 1, terminated or truncated
-        action[self.info.get("executed_steps", CHUNK_LEN) :] = 0.0
-        before, tokens = self.state, self.tokens
-        self.state = self._see(before, action)
-        self.tokens = self.model.tokens(self.views["wrist"])
+    def _see(
+        self, state: torch.Tensor, obs: dict[str, Any], info: dict[str, Any], action: np.ndarray
+    ) -> dict[str, Any]:
+        """Take in an observation; return it with the memory."""
+        views = {name: obs[name][None] for name in ("agentview", "wrist")}
+        proprio, chunk = obs["proprio"][None], torch.from_numpy(action.reshape(1, -1))
+        features = self.model.features(views, [info["instruction"]], proprio)
         with torch.no_grad():
-            logits = self.model.logits(before, tokens, torch.from_numpy(action.reshape(1, -1)))
+            self.state = self.model.update(state, features, torch.from_numpy(proprio), chunk)
+        self.tokens = self.model.tokens(views["wrist"])
+        here = tuple(np.floor(obs["proprio"][:3] / terms.CELL))
+        self.is_new = info["t"] > 0 and here not in self.places
+        self.places = [*(self.places if info["t"] else ()), here]
+        return {**obs, WORLD_MEMORY: self.state[0].numpy()}
+
+    def step(self, action: np.ndarray) -> Any:
+        obs, reward, terminated, truncated, info = self.env.step(action)
+        executed = np.clip(action, -1.0, 1.0)
+        executed[info.get("executed_steps", CHUNK_LEN) :] = 0.0
+        before, tokens = self.state, self.tokens
+        obs = self._see(before, obs, info, executed)
+        with torch.no_grad():
+            logits = self.model.logits(before, tokens, torch.from_numpy(executed.reshape(1, -1)))
         found = {
             "task": reward,
             "memory_divergence": float(terms.memory_divergence(before, self.state)),
             "uncertainty": float(terms.uncertainty(logits)),
             "prediction_error": float(terms.prediction_error(logits, self.tokens)),
-            "coverage": float(self._place() not in self.places),
+            "coverage": float(self.is_new),
         }
-        self.places.append(self._place())
-        return reward, terminated, truncated, found
-
-    def check(self, obs: dict[str, Any], row: int | None = None) -> None:
-        """Check an observation, or a row of one."""
-        mine = {**self.obs, WORLD_MEMORY: self.state[0].numpy()}
-        assert obs.keys() == mine.keys()
-        for key, value in mine.items():
-            found = obs[key] if row is None else obs[key][row]
-            tolerance = 1e-5 if key == WORLD_MEMORY else 0.0
-            np.testing.assert_allclose(found, value, rtol=0, atol=tolerance, err_msg=key)
+        paid = sum(WEIGHTS[name] * value for name, value in found.items())
+        return obs, paid, terminated, truncated, info | {"reward_terms": found}
 
 
-def reset_ended(envs: Any, singles: list[ByHand]) -> dict[str, np.ndarray]:
-    """Reset and check what has ended, which DISABLED leaves to the caller."""
-    obs, _ = envs.reset(options={"reset_mask": np.array([one.ended for one in singles])})
-    for i, one in enumerate(singles):
-        if one.ended:
-            one.reset()
-        one.check(obs, i)
-    return obs
+def played(env: int, episode: int, step: int) -> np.ndarray:
+    """What is played in an episode's step; some of it is beyond the bounds."""
+    rng = np.random.default_rng([env, episode, step])
+    return rng.normal(size=(CHUNK_LEN, 7)).astype(np.float32)
 
 
-def chunks(singles: list[ByHand]) -> np.ndarray:
-    return np.stack([actions_of(one.index, one.count) for one in singles])
-
-
-def row_of(infos: dict[str, Any], i: int) -> dict[str, float] | None:
-    if "reward_terms" not in infos or not infos["_reward_terms"][i]:
-        return None
-    shown = infos["reward_terms"]
-    assert all(shown[f"_{name}"][i] for name in WEIGHTS)
-    return {name: shown[name][i] for name in WEIGHTS}
-
-
-def follow(singles: list[ByHand], result: Any, mode: AutoresetMode, ids: Any = None) -> int:
-    """Check a step's rows against single environments; return how many episodes ended."""
-    obs, rewards, terminations, truncations, infos = result
-    ids = range(len(singles)) if ids is None else ids
-    ended = 0
-    for row, i in enumerate(ids):
-        one = singles[i]
-        if one.ended and mode == NEXT_STEP:
-            one.reset()
-            assert rewards[row] == 0.0 and row_of(infos, row) is None
-            assert not (terminations[row] or truncations[row])
-            one.check(obs, row)
-            continue
-        _, terminated, truncated, found = one.step()
-        assert (terminations[row], truncations[row]) == (terminated, truncated)
-        expected = sum(WEIGHTS[name] * value for name, value in found.items())
-        assert rewards[row] == pytest.approx(expected, abs=1e-5)
-        shown = infos
-        if one.ended:
-            ended += 1
-            assert infos["episode_stats"]["success"][row] == terminated
-            assert infos["episode_stats"]["return"][row] == float(terminated), "the task's"
-        if one.ended and mode == SAME_STEP:
-            one.check(infos["final_obs"][row])
-            assert row_of(infos, row) is None
-            shown = infos["final_info"]
-        assert row_of(shown, row) == pytest.approx(found, abs=1e-5)
-        if one.ended and mode == SAME_STEP:
-            one.reset()
-        one.check(obs, row)
-    return ended
+def by_hand(num_envs: int, seed: int, mode: AutoresetMode, env: type[Pictures] = Pictures) -> Any:
+    """What each row must be, to the rounding of a batch's rows."""
+    references = [Reference(ByHand(env()), seed + i, partial(played, i)) for i in range(num_envs)]
+    return Follower(references, mode, dict.fromkeys((WORLD_MEMORY, "reward_terms", "reward"), 1e-5))
 
 
 @by_mode
 @pytest.mark.parametrize(("workers", "env"), [(2, Pictures), (0, Untold)])
 def test_rows_equal_a_loop_over_single_environments(mode, workers, env):
     envs = make(mode, workers=workers, env=env)
-    singles = [ByHand(i, 5 + i, env) for i in range(3)]
-    obs, _ = envs.reset(seed=5)
-    assert obs in envs.observation_space
-    for i, one in enumerate(singles):
-        one.check(obs, i)
-    ended = 0
-    for _ in range(20):
-        if mode == DISABLED and any(one.ended for one in singles):
-            reset_ended(envs, singles)
-        ended += follow(singles, envs.step(chunks(singles)), mode)
-    assert ended > 6
+    follow(envs, by_hand(3, 5, mode, env), 5, episodes=3, stagger=[1])
+    assert envs.reset(seed=5)[0] in envs.observation_space
     envs.close()
 
 
-@pytest.mark.parametrize("mode", [NEXT_STEP, SAME_STEP])
+@by_autoreset
 def test_gymnasiums_own_vector_environment(mode):
-    envs, singles = make(mode, workers=None, rewards=None), [ByHand(i, 5 + i) for i in range(3)]
-    envs.reset(seed=5)
+    ours, envs = make(mode, rewards=None), make(mode, workers=None, rewards=None)
     assert not hasattr(envs, "send") and not hasattr(envs, "get_state")
-    for _ in range(12):
-        obs, rewards, *_, infos = envs.step(chunks(singles))
+    for _, rewards, terminations, _, infos in play_alike(ours, envs, 5, steps=12):
+        np.testing.assert_array_equal(rewards, terminations)  # the task's, of successes
         assert "reward_terms" not in infos
-        for i, one in enumerate(singles):
-            if one.ended:
-                one.reset()
-                one.check(obs, i)
-                continue
-            reward = one.step()[0]
-            assert rewards[i] == reward
-            if one.ended and mode == SAME_STEP:
-                one.check(infos["final_obs"][i])
-                one.reset()
-            one.check(obs, i)
 
 
-@pytest.mark.parametrize("mode", [NEXT_STEP, SAME_STEP])
+@by_autoreset
 def test_rows_out_of_step(mode):
-    envs, singles = make(mode, 4, workers=2), [ByHand(i, 9 + i) for i in range(4)]
+    envs, expected = make(mode, 4, workers=2), by_hand(4, 9, mode)
     envs.reset_send(seed=9)
-    obs, *_, infos = envs.recv(timeout=30)
-    assert infos["env_id"].tolist() == [0, 1, 2, 3]
-    for i, one in enumerate(singles):
-        one.check(obs, i)
-    envs.send(chunks(singles), np.arange(4))
-    rng, ended = np.random.default_rng(0), 0
+    expected.check_step(envs.recv(timeout=30), ids=range(4), reset=range(4))
+    envs.send(expected.actions(), np.arange(4))
+    rng = np.random.default_rng(0)
     for _ in range(30):
         result = envs.recv(int(rng.integers(1, 4)), timeout=30)
-        ids = result[4]["env_id"]
-        ended += follow(singles, result, mode, ids.tolist())
+        ids = result[4]["env_id"].tolist()
+        expected.check_step(result, ids=ids)
         if rng.random() < 0.2:  # one of them is begun anew, whatever it was doing
-            i = int(ids[0])
-            envs.reset_send([i])
-            obs, rewards, *_, infos = envs.recv(env_ids=[i], timeout=30)
-            singles[i].reset()
-            singles[i].check(obs, 0)
-            assert rewards.tolist() == [0.0] and row_of(infos, 0) is None
-        envs.send(chunks([singles[i] for i in ids]), ids)
-    assert ended > 6
+            envs.reset_send(ids[:1])
+            expected.check_step(envs.recv(env_ids=ids[:1], timeout=30), ids=ids[:1], reset=ids[:1])
+        envs.send(expected.actions(ids), ids)
+    assert sum(expected.finished) > 6
     envs.close()
 
 
@@ -262,63 +186,43 @@ def test_rows_out_of_step(mode):
     ("mode", "env"), [(NEXT_STEP, Untold), (SAME_STEP, Pictures), (DISABLED, Pictures)]
 )
 def test_a_killed_worker_leaves_the_memory_as_it_was(mode, env):
-    envs, singles = make(mode, 2, workers=2, env=env), [ByHand(i, 5 + i, env) for i in range(2)]
-    last, _ = envs.reset(seed=5)
-    while not any(one.count for one in singles) or any(one.ended for one in singles):
-        if mode == DISABLED and any(one.ended for one in singles):
-            last = reset_ended(envs, singles)
-            continue
-        result = envs.step(chunks(singles))
-        follow(singles, result, mode)
-        last = result[0]
-    last = {key: value.copy() for key, value in last.items()}
+    envs, expected = make(mode, 2, workers=2, env=env), by_hand(2, 5, mode, env)
+    expected.check_reset(envs.reset(seed=5))
+    while not expected.count[1] or any(expected.due):
+        advance(envs, expected)
+    kept = envs.memory.rows(np.array([1]))[0]
     os.kill(envs.worker_pids[1], signal.SIGKILL)
     with pytest.warns(WorkerRestartWarning):
-        result = envs.step(chunks(singles))
-    obs, rewards, _, truncations, infos = result
-    assert truncations[1] and rewards[1] == 0.0 and infos["worker_restarted"].tolist() == [0, 1]
-    assert row_of(infos, 1) is None and row_of(infos.get("final_info", {}), 1) is None
-    final = obs
-    if mode == SAME_STEP:
-        final = {key: np.stack([value] * 2) for key, value in infos["final_obs"][1].items()}
-    for key, value in last.items():
-        np.testing.assert_array_equal(final[key][1], value[1], err_msg=key)
-    singles[1].reset()
-    singles[1].ended = False
-    if mode == SAME_STEP:
-        singles[1].check(obs, 1)
-    if mode == DISABLED:
-        obs, _ = envs.reset(options={"reset_mask": np.array([False, True])})
-        singles[1].check(obs, 1)
-    if mode == NEXT_STEP:
-        obs, rewards, *_, infos = envs.step(np.zeros((2, CHUNK_LEN, 7), np.float32))
-        singles[1].check(obs, 1)
-        assert rewards[1] == 0.0 and row_of(infos, 1) is None
+        result = envs.step(expected.actions())
+    expected.check_step(result, lost=[1])
+    final = result[4]["final_obs"][1] if mode == SAME_STEP else rows(result[0], 1)
+    np.testing.assert_array_equal(final[WORLD_MEMORY], kept)
+    for infos in (result[4], result[4].get("final_info", {})):
+        assert "reward_terms" not in info_row(infos, 1)
+    advance(envs, expected, 4)
     envs.close()
 
 
 @by_mode
 def test_states_go_on_elsewhere(mode):
     """Saved in the midst, pickled, and restored to other places of another vector environment."""
-    envs, other = make(mode), make(mode, 2)
-    singles = [ByHand(i, 5 + i) for i in range(3)]
-    envs.reset(seed=5)
+    envs, other, expected = make(mode), make(mode, 2), by_hand(3, 5, mode)
+    expected.check_reset(envs.reset(seed=5))
     other.reset(seed=77)
     other.step(np.zeros((2, CHUNK_LEN, 7), np.float32))
     for _ in range(20):
-        follow(singles, envs.step(chunks(singles)), mode)
-        if any(one.ended for one in singles if mode == DISABLED or one is singles[2]):
+        expected.check_step(envs.step(expected.actions()))
+        if expected.due[2] or (mode == DISABLED and any(expected.due)):
             break
-    assert mode != NEXT_STEP or singles[2].ended
+    assert mode != NEXT_STEP or expected.due[2]
     states = pickle.loads(pickle.dumps(envs.get_state([2, 0])))
     obs = other.set_state(states, [1, 0])
-    moved = [singles[0], singles[2]]
-    for row, one in enumerate(moved):
-        one.check(obs, row)
-    for _ in range(8):
-        if mode == DISABLED and any(one.ended for one in moved):
-            reset_ended(other, moved)
-        follow(moved, other.step(chunks(moved)), mode)
+    moved = Follower([expected.references[i] for i in (0, 2)], mode, expected.loose)
+    for name in ("episode", "count", "due", "last"):
+        getattr(moved, name)[:] = [getattr(expected, name)[i] for i in (0, 2)]
+    for i in range(2):
+        assert_same(rows(obs, i), moved.last[i], f"env {i}", moved.loose)
+    advance(other, moved, 8)
     with pytest.raises(ConfigError, match="a state of WorldModelObservation, got"):
         envs.set_state([state.env for state in states], [0, 1])
     bigger = make(mode, model=toy_model(memory_hidden=16))
