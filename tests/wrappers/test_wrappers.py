@@ -8,9 +8,9 @@ import gymnasium as gym
 import numpy as np
 import pytest
 import torch
-from gymnasium import spaces
 from gymnasium.utils.env_checker import check_env
 from stable_baselines3.common.env_checker import check_env as sb3_check_env
+from stub_envs import LIMIT, SUCCESS, StubEnv
 from trees import assert_same
 
 from vla_gym.envs.libero import LiberoEnv
@@ -19,59 +19,38 @@ from vla_gym.vla import FrozenVLA, VLAOutput
 from vla_gym.wrappers import ActionChunk, FrozenVLAObservation
 
 
-class CountingEnv(gym.Env):
-    """Reward t at step t; terminates or truncates at a fixed step."""
-
-    observation_space = spaces.Box(0, 100, (1,), np.float32)
-    action_space = spaces.Box(-1, 1, (2,), np.float32)
-
-    def __init__(self, terminate_at: int = 99, truncate_at: int = 99) -> None:
-        self.terminate_at, self.truncate_at = terminate_at, truncate_at
-
-    def reset(self, *, seed=None, options=None):
-        del options
-        super().reset(seed=seed)
-        self.t = 0
-        return np.zeros(1, np.float32), {}
-
-    def step(self, action):
-        del action
-        self.t += 1
-        ends = self.t == self.terminate_at, self.t == self.truncate_at
-        return np.full(1, self.t, np.float32), float(self.t), *ends, {"t": self.t}
-
-
 @pytest.mark.parametrize(
-    ("kwargs", "reward", "terminated", "truncated", "executed"),
+    ("script", "reward", "terminated", "truncated", "executed"),
     [
-        # 1 + 0.5 * 2 + 0.25 * 3
-        ({}, 2.75, False, False, 3),
-        # 1 + 0.5 * 2, then the end
-        ({"terminate_at": 2}, 2.0, True, False, 2),
-        ({"truncate_at": 1}, 1.0, False, True, 1),
+        # A step's reward is a quarter of its number: (1 + 0.5 * 2 + 0.25 * 3) / 4
+        ([(9, LIMIT)], 0.6875, False, False, 3),
+        # (1 + 0.5 * 2) / 4, and 0.5 for the success in the second step
+        ([(2, SUCCESS)], 1.0, True, False, 2),
+        ([(1, LIMIT)], 0.25, False, True, 1),
     ],
 )
-def test_action_chunk_table(kwargs, reward, terminated, truncated, executed):
-    env = ActionChunk(CountingEnv(**kwargs), 3, gamma=0.5)
-    env.reset()
-    result = env.step(np.zeros((3, 2), np.float32))
+def test_action_chunk_table(script, reward, terminated, truncated, executed):
+    env = ActionChunk(StubEnv(script=script), 3, gamma=0.5)
+    env.reset(seed=0)
+    result = env.step(np.zeros((3, 3), np.float32))
     assert result[1:4] == (reward, terminated, truncated)
-    assert result[0] == executed and result[4]["t"] == executed
+    assert result[0]["proprio"][2] == executed and result[4]["elapsed_steps"] == 4 * executed
     assert result[4]["executed_steps"] == executed and result[4]["discount"] == 0.5**executed
 
 
 def test_action_chunk_refuses_bad_input():
-    env = ActionChunk(CountingEnv(), 3)
-    env.reset()
-    for action in (np.zeros((2, 2)), np.full((3, 2), np.nan), None, "abc", [[0, 0], [0]]):
+    env = ActionChunk(StubEnv(), 3)
+    env.reset(seed=0)
+    for action in (np.zeros((2, 3)), np.full((3, 3), np.nan), None, "abc", [[0, 0], [0]]):
         with pytest.raises(InvalidActionError):
             env.step(action)
-    assert env.unwrapped.t == 0
-    with pytest.raises(ConfigError):
-        ActionChunk(CountingEnv(), 0)
+    assert env.unwrapped.count == 0
+    for chunk_len in (0, 10**8):
+        with pytest.raises(ConfigError, match=r"chunk_len must be in 1\.\.1000"):
+            ActionChunk(StubEnv(), chunk_len)
     for gamma in (0.0, 1.5, "x", True):
         with pytest.raises(ConfigError, match="gamma"):
-            ActionChunk(CountingEnv(), 3, gamma=gamma)
+            ActionChunk(StubEnv(), 3, gamma=gamma)
 
 
 def test_action_chunk_equals_the_native_chunk():
