@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import os
 import signal
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -72,6 +72,20 @@ def _quick_garbage_collection() -> None:
     """
     gc.collect()
     gc.freeze()
+
+
+@pytest.fixture
+def one_error(capsys: pytest.CaptureFixture[str]) -> Callable[..., str]:
+    """Run a command that must do no more than say in one line what is wrong; return the line."""
+
+    def run(main: Callable[[list[str]], int], *arguments: str) -> str:
+        capsys.readouterr()
+        assert main(list(arguments)) == 2
+        out, error = capsys.readouterr()
+        assert out == "" and error.startswith("error: ") and error.count("\n") == 1, error
+        return error
+
+    return run
 
 
 @pytest.fixture(scope="session")

@@ -7,6 +7,7 @@ from typing import Any
 
 import msgspec
 import pytest
+from spoilt_files import refused
 
 from vla_gym import outside
 from vla_gym.errors import ConfigError, WeightsError
@@ -72,9 +73,8 @@ BOMB = "a: &a [x, x, x, x, x, x, x, x, x, x]\n" + "".join(
 )
 @pytest.mark.timeout(20, func_only=True)  # not the compiling of what all tests need
 def test_yaml_is_refused_in_one_line(text: str, expected: str, tmp_path: Path) -> None:
-    with pytest.raises(ConfigError) as caught:
-        read_yaml(written(tmp_path, text), Object)
-    assert expected in str(caught.value) and str(caught.value).count("\n") == 0
+    file = written(tmp_path, text)
+    refused(lambda: read_yaml(file, Object), expected, kind=ConfigError)
 
 
 @pytest.mark.timeout(20, func_only=True)  # not the compiling of what all tests need

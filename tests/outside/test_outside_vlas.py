@@ -7,10 +7,9 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from test_outside_cards import spoilt
+from spoilt_files import refused, spoil
 from vla_checkpoints import CHECKPOINTS, copied
 
-from vla_gym.errors import VlaGymError
 from vla_gym.rl_token import load_rl_token
 from vla_gym.vla import load
 from vla_gym.vla.files import WEIGHTS_ROOT
@@ -20,29 +19,24 @@ LONG = 5000 * "a"
 DEEP = json.loads("[" * 200 + "]" * 200)
 
 
-def spoil(file: Path, place: str, value: Any) -> None:
-    """Put another value at a place such as ``text_config.hidden_size``."""
-    file.write_text(spoilt(json.loads(file.read_text()), place.replace("/", "."), value))
-
-
 C, S, V = "config.json", "dataset_statistics.json", "vlm_pretrained/config.json"
 P = "vlm_pretrained/preprocessor_config.json"
 PRE = "policy_preprocessor.json"
 CASES: list[tuple[str, str, str, Any]] = [
     ("openvla-oft", C, "text_config", []),
-    ("openvla-oft", C, "text_config/num_attention_heads", 0),
-    ("openvla-oft", C, "text_config/num_hidden_layers", 100_000),
-    ("openvla-oft", C, "text_config/hidden_size", 10**12),
-    ("openvla-oft", C, "text_config/hidden_act", "nosuch"),
-    ("openvla-oft", C, "text_config/pad_token_id", 10**6),
+    ("openvla-oft", C, "text_config.num_attention_heads", 0),
+    ("openvla-oft", C, "text_config.num_hidden_layers", 100_000),
+    ("openvla-oft", C, "text_config.hidden_size", 10**12),
+    ("openvla-oft", C, "text_config.hidden_act", "nosuch"),
+    ("openvla-oft", C, "text_config.pad_token_id", 10**6),
     ("openvla-oft", C, "image_sizes", [10**9, 10**9]),
     ("openvla-oft", C, "pad_to_multiple_of", 10**5),
     ("openvla-oft", C, "text_config", DEEP),
     ("openvla-oft", "model.safetensors.index.json", "weight_map", {"a": LONG}),
-    ("qwen-oft", S, "franka/action/q01", ["a"] * 7),
+    ("qwen-oft", S, "franka.action.q01", ["a"] * 7),
     ("qwen-oft", V, "model_type", ["qwen3_vl"]),
-    ("qwen-oft", V, "text_config/num_hidden_layers", 100_000),
-    ("qwen-oft", V, "vision_config/num_heads", 0),
+    ("qwen-oft", V, "text_config.num_hidden_layers", 100_000),
+    ("qwen-oft", V, "vision_config.num_heads", 0),
     ("qwen-oft", P, "patch_size", 0),
     ("qwen-oft", P, "image_std", [1, 2]),
     # pi05 and smolvla are read by what reads pi0.
@@ -51,13 +45,13 @@ CASES: list[tuple[str, str, str, Any]] = [
     ("pi0", C, "max_state_dim", 3),
     ("pi05", C, "chunk_size", 10**9),
     ("pi0", C, "num_inference_steps", 10**9),
-    ("pi0", C, "paligemma_variant/num_hidden_layers", 100_000),
-    ("pi0", C, "vision_config/patch_size", 0),
+    ("pi0", C, "paligemma_variant.num_hidden_layers", 100_000),
+    ("pi0", C, "vision_config.patch_size", 0),
     ("pi0", PRE, "steps", [5]),
     ("smolvla", C, "num_steps", 0),
     ("smolvla", C, "num_vlm_layers", 100_000),
     ("smolvla", C, "resize_imgs_with_padding", [0, 0]),
-    ("smolvla", "vlm/config.json", "text_config/num_hidden_layers", 100_000),
+    ("smolvla", "vlm/config.json", "text_config.num_hidden_layers", 100_000),
     ("mini", C, "hidden_size", 10**12),
     ("mini", C, "num_layers", 100_000),
     ("mini", C, "num_heads", 7),
@@ -65,14 +59,6 @@ CASES: list[tuple[str, str, str, Any]] = [
     ("mini", C, "horizon", 10**9),
     ("mini", C, "proprio_std", [1.0]),
 ]
-
-
-def refused(loads: Any, folder: Path) -> str:
-    with pytest.raises(VlaGymError) as caught:
-        loads()
-    message = str(caught.value)
-    assert message.count("\n") == 0 and len(message) < 1500 and str(folder) in message, message
-    return message
 
 
 @pytest.mark.timeout(20, func_only=True)  # not the compiling of what all tests need
@@ -114,7 +100,7 @@ def mini(tmp_path: Path, change: Any) -> Path:
 )
 def test_weights_of_another_kind_are_refused(change: Any, expected: str, tmp_path: Path) -> None:
     folder = mini(tmp_path, change)
-    assert expected in refused(lambda: load(f"mini:{folder}"), folder)
+    refused(lambda: load(f"mini:{folder}"), folder, expected)
 
 
 ADAPTERS = [
@@ -139,8 +125,7 @@ def test_spoilt_adapters_are_one_clear_error(place: str, value: Any, adapters: P
     spoil(adapters / "adapter_config.json", place, value)
     # A folder of its own: the network that the fixture has changed is not loaded again.
     fresh = mini(adapters.parent / "again", lambda t: t)
-    message = refused(lambda: load(f"mini:{fresh}?adapters={adapters}"), adapters)
-    assert place in message
+    refused(lambda: load(f"mini:{fresh}?adapters={adapters}"), adapters, place)
 
 
 @pytest.mark.parametrize("value", [torch.full((), torch.nan), torch.ones((), dtype=torch.int8)])
@@ -149,9 +134,7 @@ def test_adapters_that_are_not_finite_floats_are_refused(value: Any, adapters: P
     tensors = load_file(file)
     save_file({n: value.expand_as(t).contiguous() for n, t in tensors.items()}, file)
     fresh = mini(adapters.parent / "again", lambda t: t)
-    assert "no finite floats" in refused(
-        lambda: load(f"mini:{fresh}?adapters={adapters}"), adapters
-    )
+    refused(lambda: load(f"mini:{fresh}?adapters={adapters}"), adapters, "no finite floats")
 
 
 @pytest.mark.timeout(20, func_only=True)  # not the compiling of what all tests need
@@ -167,6 +150,4 @@ def test_a_spoilt_rl_token_is_one_clear_error(place: str, value: Any, tmp_path: 
 
 @pytest.mark.parametrize("spec", [LONG, f"mini:/{LONG}", f"pi0:{LONG}?seed=1", "mini:/\0"])
 def test_paths_that_no_file_can_have_are_refused(spec: str) -> None:
-    with pytest.raises(VlaGymError) as caught:
-        load(spec)
-    assert len(str(caught.value)) < 600
+    assert len(refused(lambda: load(spec))) < 600

@@ -50,8 +50,7 @@ def test_its_options_are_completed(plug_in, capsys, monkeypatch):
 
 
 @pytest.mark.parametrize("command", ["untyped", "lacking"])
-def test_one_that_is_no_function_of_settings_is_told(plug_in, capsys, command):
-    assert cli.main([command]) == 2
-    error = capsys.readouterr().err
+def test_one_that_is_no_function_of_settings_is_told(plug_in, one_error, command):
+    error = one_error(cli.main, command)
     assert f"command '{command}' of counting_plugin:" in error
-    assert "expected a function of one argument" in error and error.count("\n") == 1
+    assert "expected a function of one argument" in error

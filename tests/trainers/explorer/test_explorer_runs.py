@@ -106,11 +106,11 @@ def test_phase_3_is_held_to_the_explorer_that_it_began_with(explorer, tmp_path):
     assert_same(load_file(reference), load_file(explorer.run_dir / "last.safetensors"))
 
 
-def test_phases_out_of_order_are_one_clear_error_each(explorer, model_folder, tmp_path, capsys):
-    assert main(["explorer", "--run-dir", str(tmp_path / "a")]) == 2
-    assert "Phase 2 needs phase 1: add --teacher RUN" in capsys.readouterr().err
-    assert main(["adversarial", "--run-dir", str(tmp_path / "b")]) == 2
-    assert "Phase 3 needs phase 2: add --explorer RUN" in capsys.readouterr().err
+def test_phases_out_of_order_are_one_clear_error_each(explorer, model_folder, tmp_path, one_error):
+    error = one_error(main, "explorer", "--run-dir", str(tmp_path / "a"))
+    assert "Phase 2 needs phase 1: add --teacher RUN" in error
+    error = one_error(main, "adversarial", "--run-dir", str(tmp_path / "b"))
+    assert "Phase 3 needs phase 2: add --explorer RUN" in error
     teacher = fake_run(tmp_path / "teacher", "tokenizer_steps")
     wrong = (
         ({"explorer": teacher}, "run of 'vla-gym-train explorer', this is one of 'world-model'"),
@@ -183,9 +183,8 @@ def test_who_loads_a_player_from_no_run_gets_one_clear_error(tmp_path):
             players.load_player(tmp_path)
 
 
-def test_a_run_of_another_phase_does_not_go_on(explorer, capsys):
-    assert main(["adversarial", "--resume", str(explorer.run_dir)]) == 2
-    error = capsys.readouterr().err
+def test_a_run_of_another_phase_does_not_go_on(explorer, one_error):
+    error = one_error(main, "adversarial", "--resume", str(explorer.run_dir))
     assert "is of 'vla-gym-train explorer', not of 'adversarial': use that command" in error
 
 
