@@ -6,6 +6,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from mini_vla import small_config, write_demos
 
 from vla_gym.envs.libero import LiberoEnv
 from vla_gym.errors import ConfigError
@@ -315,29 +316,18 @@ def test_another_vla_s_token_is_refused_before_anything_is_played(monkeypatch):
 
 
 def test_demonstrations_of_another_size_are_refused(tmp_path):
-    import h5py
-
-    path = tmp_path / "x_demo.hdf5"
-    with h5py.File(path, "w") as file:
-        data = file.create_group("data")
-        data.attrs["problem_info"] = json.dumps({"language_instruction": "turn on the stove"})
-        obs = data.create_group("demo_0/obs")
-        for key in ("agentview_rgb", "eye_in_hand_rgb"):
-            obs[key] = np.zeros((4, 64, 64, 3), np.uint8)
-        obs["ee_states"], obs["gripper_states"] = np.zeros((4, 6)), np.zeros((4, 2))
-        data["demo_0/actions"] = np.zeros((4, 7))
+    write_demos(tmp_path, episodes=1, length=4)
     states = states_of_demos(PixelVLA(), tmp_path, stride=2)
-    assert len(states) == 2 and states.tasks == ["goal_7"] and np.isnan(states.object_pos).all()
+    assert states.tasks == ["goal_1", "goal_0"] and len(states) == 4
+    assert np.isnan(states.object_pos).all()
     large = PixelVLA()
-    large.image_size = 128
-    with pytest.raises(ConfigError, match="--image-size 128"):
+    large.image_size = 256
+    with pytest.raises(ConfigError, match="--image-size 256"):
         states_of_demos(large, tmp_path, stride=2)
 
 
 @pytest.mark.slow
 def test_workers_play_what_one_process_plays_and_the_command_reports(tmp_path, capsys):
-    from mini_vla import small_config
-
     from vla_gym.vla.mini.model import MiniVLA
     from vla_gym_trainers.cli import main
 
