@@ -157,11 +157,3 @@ def test_the_embedded_vla_plays_suites_that_it_has_not_learned(suite: str, task_
         obs, _, _, truncated, info = env.step(obs["vla_action"])
     assert truncated and info["elapsed_steps"] == 16
     env.close()
-
-
-def test_all_tasks_have_a_scene() -> None:
-    assert len(SCENES) == 32
-    played = [task for scene in SCENES.values() for task in scene_of(scene)[1]]
-    assert len(played) == len(set(played)) == 130
-    for task in played:
-        assert scene_of(task)[0] == task.scene_name

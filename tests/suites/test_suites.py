@@ -20,7 +20,7 @@ from vla_gym.errors import AssetError, UnknownTaskError
 from vla_gym.suites import SUITES, VARIANTS, get_suite, get_task, suite_tasks
 from vla_gym.suites.libero import load_task_model, own
 from vla_gym.suites.libero.bddl import read_problem
-from vla_gym.suites.libero.tasks import MAX_CONTROL_STEPS, libero_data_root
+from vla_gym.suites.libero.tasks import MAX_CONTROL_STEPS, libero_data_root, scene_of
 
 TASKS = [task for suite in SUITES for task in suite_tasks(suite)]
 VARIANT_TASKS = [task for suite in VARIANTS for task in suite_tasks(suite)]
@@ -70,16 +70,22 @@ def test_files_and_limits() -> None:
 
 
 def test_tasks_share_a_scene_when_their_files_describe_the_same_one() -> None:
-    by_name, by_content = defaultdict(set), defaultdict(set)
-    for task in TASKS:
-        by_name[task.scene_name].add(task)
-        by_content[task.problem.scene].add(task)
-    assert {frozenset(t) for t in by_name.values()} == {frozenset(t) for t in by_content.values()}
-    assert len(by_name) == 32
+    scenes: dict[bool, set[str]] = {}
+    for is_variant, tasks, count in ((False, TASKS, 32), (True, VARIANT_TASKS, 51)):
+        by_name, by_content = defaultdict(set), defaultdict(set)
+        for task in tasks:
+            by_name[task.scene_name].add(task)
+            by_content[task.problem.scene].add(task)
+        groups = [{frozenset(t) for t in by.values()} for by in (by_name, by_content)]
+        assert groups[0] == groups[1] and len(by_name) == count
+        for task in tasks:
+            name, together = scene_of(task)
+            assert name == task.scene_name and {*together} == by_name[name]
+        scenes[is_variant] = set(by_name)
+    assert not scenes[False] & scenes[True]
     assert get_task("10", 0).scene_name == get_task("90", 50).scene_name == "living_room_scene2"
-    assert (
-        get_task("goal", 3).scene_name == "goal" and get_task("object", 3).scene_name == "object_3"
-    )
+    names = [get_task(suite, 3).scene_name for suite in ("goal", "object", "goal-task")]
+    assert names == ["goal", "object_3", "goal-swap_0"]
 
 
 def test_the_scenes_of_ten_tasks_are_all_kept_open() -> None:
@@ -108,16 +114,6 @@ def test_variants_are_tasks_of_their_suite_with_one_thing_changed() -> None:
             assert new_words == (variant != "swap")
     assert get_task("goal-task", 7).goal == "turnoff flat_stove_1"
     assert get_task("10-lan", 8).instruction == "place both moka pots on stove"
-
-
-def test_variants_share_a_scene_when_their_files_describe_the_same_one() -> None:
-    by_name = defaultdict(set)
-    for task in VARIANT_TASKS:
-        by_name[task.scene_name].add(task.problem.scene)
-    scenes = [scene for found in by_name.values() for scene in found]
-    assert len(by_name) == len(scenes) == len(set(scenes)) == 51
-    assert not by_name.keys() & {task.scene_name for task in TASKS}
-    assert get_task("goal-task", 3).scene_name == "goal-swap_0"
 
 
 def test_tasks_of_a_scene_place_the_same_fixtures() -> None:
@@ -179,14 +175,18 @@ def test_a_combined_suite_checks_the_assets_of_its_parts(monkeypatch: pytest.Mon
     assert asked == [(get_suite("spatial"), task, "lite")]
 
 
-def test_the_listing_is_complete_and_imports_nothing_heavy() -> None:
-    code = (
-        "import sys\n"
-        "from vla_gym.cli import main as cli\n"
-        "status = cli.main(['tasks', '--json'])\n"
-        "heavy = {'libero', 'robosuite', 'mujoco', 'torch'} & set(sys.modules)\n"
-        "sys.exit(f'imported {heavy}' if heavy else status)\n"
-    )
+def test_the_listing_is_complete_and_neither_it_nor_a_task_imports_anything_heavy() -> None:
+    load_task_model(get_task("goal", 0))  # compiles it, if nobody has
+    code = """
+import sys
+from vla_gym.cli import main as cli
+from vla_gym.suites import get_task
+from vla_gym.suites.libero import load_task_model
+cli.main(["tasks", "--json"])
+load_task_model(get_task("goal", 0)).official_layout(3)
+heavy = {"libero", "robosuite", "mujoco", "torch"} & set(sys.modules)
+sys.exit(f"imported {heavy}" if heavy else 0)
+"""
     rows = json.loads(run_python(code).stdout)
     assert [(row["suite"], row["task_id"]) for row in rows] == [(t.suite, t.task_id) for t in TASKS]
     assert {"instruction", "objects", "goal", "max_control_steps"} <= set(rows[0])
