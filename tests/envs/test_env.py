@@ -140,7 +140,8 @@ def test_options_hold_for_one_episode_and_change_no_other():
         ({"task_ids": 10}, UnknownTaskError, "0..9"),
         ({"task_ids": [0, -1]}, UnknownTaskError, "out of range"),
         ({"physics": "slow"}, ConfigError, "'fast', 'exact'"),
-        ({"chunk_len": 0}, ConfigError, "in 1..1000"),
+        ({"chunk_len": 0}, ConfigError, "chunk_len must be in 1..1000"),
+        ({"chunk_len": 10**8}, ConfigError, "chunk_len must be in 1..1000"),
         ({"gamma": 1.5}, ConfigError, "gamma"),
         ({"cameras": ("front",)}, ConfigError, "agentview"),
         ({"cameras": ["wrist"] * 2}, ConfigError, r"got \['wrist', 'wrist'\]"),
@@ -186,12 +187,35 @@ def test_a_chunk_is_refused_whole_even_past_the_step_limit(reward):
     env.close()
 
 
-def test_the_largest_seed_of_a_vector_environment():
+def test_the_largest_seed_of_a_vector_environment_and_what_is_none():
     env = LiberoEnv("goal", cameras=(), env_index=1)
     env.reset(seed=MAX_SEED + 1)
-    with pytest.raises(ConfigError, match="seed must be in"):
-        env.reset(seed=2**63)
+    for seed in (2**63, 2**200, -1, 0.5, True):
+        with pytest.raises(ConfigError, match="seed must be"):
+            env.reset(seed=seed)
     env.close()
+
+
+@pytest.mark.parametrize(
+    "action",
+    [
+        np.zeros(7, complex),
+        [0, 0, 0, 0, 0, 0, [1, 2]],
+        {"a": 1},
+        np.full(7, np.nan),
+        np.zeros(6),
+        np.zeros((1, 7)),
+    ],
+    ids=["complex", "ragged", "no array", "not finite", "too few", "a chunk"],
+)
+def test_a_bad_action_is_refused_before_anything_moves(env, action):
+    base = env.unwrapped
+    base.reset(seed=0)
+    before = base.sim.qpos.copy()
+    for step in (base.step, base.sim.step):
+        with pytest.raises(InvalidActionError):
+            step(action)
+    np.testing.assert_array_equal(base.sim.qpos, before)
 
 
 def test_ids_are_registered_once():

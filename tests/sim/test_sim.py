@@ -146,7 +146,7 @@ def test_sampled_layouts_come_to_rest(model: TaskModel, steps: int) -> None:
     ],
 )
 def test_a_wrong_chunk_moves_nothing(sim: LiberoSim, actions: np.ndarray, word: str) -> None:
-    """Single actions: tests/outside/test_outside_numbers.py."""
+    """Single actions: tests/envs/test_env.py."""
     before = sim.get_state()
     with pytest.raises(InvalidActionError, match=word):
         sim.run_chunk(actions)

@@ -21,7 +21,8 @@ from vector_reference import (
     follower,
 )
 
-from vla_gym.errors import ConfigError
+from vla_gym import memory
+from vla_gym.errors import ConfigError, NotEnoughMemoryError
 from vla_gym.vector import LiberoVectorEnv
 
 pytestmark = pytest.mark.usefixtures("nothing_stays")
@@ -224,6 +225,20 @@ def test_seeds_that_tear_a_group_apart_are_refused(make_vec):
             envs.reset(seed=seed, options=options)
     envs.reset(seed=20, options={"reset_mask": np.array([True, True, False, False])})
     envs.reset(seed=[20, 21, None, None])
+
+
+@pytest.mark.parametrize("seed", ["ab", -1, [0.5, 1], [2**200, 1], True, [1], 1j], ids=repr)
+def test_a_bad_seed_is_refused(make_vec, seed):
+    envs = make_vec(2, workers=0)
+    with pytest.raises(ConfigError, match="seed"):
+        envs.reset(seed=seed)
+    envs.reset(seed=3)
+
+
+def test_a_table_that_does_not_fit_is_refused_with_both_sizes(make_vec, monkeypatch):
+    monkeypatch.setattr(memory, "free_ram", lambda: 100)
+    with pytest.raises(NotEnoughMemoryError, match="2 environments takes about .* free"):
+        make_vec(2, workers=0)
 
 
 def test_windows_are_refused():
