@@ -101,7 +101,7 @@ def test_equals_gymnasiums_sync_vector_env(make_vec, mode, workers):
 
 def test_statistics_count_steps_without_executed_steps(make_vec):
     script = {"script": [(3, LIMIT)], "executed": None}
-    envs = make_vec(1, stub_factory(**script), workers=1)
+    envs = make_vec(1, stub_factory(**script), workers=0)
     envs.reset(seed=0)
     for _ in range(3):
         *_, infos = envs.step(np.zeros((1, 3), np.float32))
@@ -168,7 +168,7 @@ def test_seeds_and_following_episodes(make_vec, workers):
 
 
 def test_without_a_seed_envs_differ_and_go_on(make_vec):
-    envs = make_vec(3, workers=2)
+    envs = make_vec(3, workers=0)
     assert (envs.reset()[0]["proprio"][:, 1] == 0).all()
     seeds = envs.get_attr("_seed_value")
     assert len(set(seeds)) == 3
@@ -203,7 +203,7 @@ def test_options_reach_the_envs_for_one_episode(make_vec, workers):
     ],
 )
 def test_wrong_reset_options_change_nothing(make_vec, options):
-    envs = make_vec(3, workers=1)
+    envs = make_vec(3, workers=0)
     expected = begin(envs, 2)
     with pytest.raises((ConfigError, TypeError)):
         envs.reset(seed=90, options=options)
