@@ -78,33 +78,6 @@ def make_vector(
     return VectorFrozenVLAObservation(envs, TellingVLA(), rl_token=None, keep_images=keep_images)
 
 
-@pytest.mark.parametrize("workers", [None, 2])
-@pytest.mark.parametrize("keep_images", [False, True])
-@by_autoreset
-def test_equals_gymnasiums_vector_of_single_wrappers(mode, keep_images, workers):
-    """Every array, dtype, mask and final observation, also after the inner arrays changed."""
-    envs = make_vector(mode, keep_images=keep_images, env=StagedEnv, workers=workers)
-
-    def single() -> gym.Env:
-        return FrozenVLAObservation(
-            StagedEnv(), vla=TellingVLA(), rl_token=None, keep_images=keep_images
-        )
-
-    expected = SyncVectorEnv([single] * 3, autoreset_mode=mode)
-    assert envs.observation_space == expected.observation_space
-    assert envs.single_observation_space == expected.single_observation_space
-    assert envs.action_space == expected.action_space
-    assert envs.metadata["autoreset_mode"] is mode
-    ended, scramble = np.zeros(3, int), envs.env.scramble if workers is None else list
-    for result in play_alike(envs, expected, 5, steps=20, meanwhile=scramble):
-        assert result[0] in envs.observation_space
-        for final in result[4].get("final_obs", ()):
-            assert final is None or final in envs.single_observation_space
-        ended += result[2] | result[3]
-    assert ended.min() >= 3
-    envs.close()
-
-
 class Notes(gym.Wrapper):
     """Adds a number of its own to the observation."""
 
@@ -122,28 +95,42 @@ class Notes(gym.Wrapper):
         return obs | {"memory": np.full(2, obs["proprio"][0], np.float32)}, *rest
 
 
+def remembering() -> gym.Env:
+    return Notes(History(StagedEnv(), 2))
+
+
+@pytest.mark.parametrize(
+    ("env", "workers"), [(StagedEnv, None), (StagedEnv, 2), (remembering, None)]
+)
 @pytest.mark.parametrize("keep_images", [False, True])
 @by_autoreset
-def test_passes_on_what_it_does_not_know(mode, keep_images):
-    """The histories below it, and any other key; final observations included."""
+def test_equals_gymnasiums_vector_of_single_wrappers(mode, keep_images, env, workers):
+    """Every array, dtype, mask and final observation, also after the inner arrays changed.
 
-    def remembering() -> gym.Env:
-        return Notes(History(StagedEnv(), 2))
-
-    envs = make_vector(mode, keep_images=keep_images, env=remembering)
-    singles = [
-        lambda: FrozenVLAObservation(remembering(), TellingVLA(), None, keep_images=keep_images)
-    ] * 3
-    expected = SyncVectorEnv(singles, autoreset_mode=mode)
-    images = {"agentview", "wrist"} if keep_images else set()
-    kept = {"proprio", "task_id", "memory", "wrist_history", "action_history", "history_mask"}
-    assert set(envs.single_observation_space) == {"rl_token", "vla_action"} | kept | images
+    What the wrapper does not know, such as histories, is passed on.
+    """
+    envs = make_vector(mode, keep_images=keep_images, env=env, workers=workers)
+    single = lambda: FrozenVLAObservation(env(), TellingVLA(), None, keep_images=keep_images)  # noqa: E731
+    expected = SyncVectorEnv([single] * 3, autoreset_mode=mode)
+    keys = {"rl_token", "vla_action", "proprio", "task_id"}
+    keys |= {"agentview", "wrist"} if keep_images else set()
+    if env is remembering:
+        keys |= {"memory", "wrist_history", "action_history", "history_mask"}
+    assert set(envs.single_observation_space) == keys
+    assert envs.observation_space == expected.observation_space
     assert envs.single_observation_space == expected.single_observation_space
-    ended, real = np.zeros(3, int), 0
-    for result in play_alike(envs, expected, 5, steps=12, meanwhile=envs.env.scramble):
+    assert envs.action_space == expected.action_space
+    assert envs.metadata["autoreset_mode"] is mode
+    ended, scramble = np.zeros(3, int), envs.env.scramble if workers is None else list
+    real = 0
+    for result in play_alike(envs, expected, 5, steps=20, meanwhile=scramble):
+        assert result[0] in envs.observation_space
+        for final in result[4].get("final_obs", ()):
+            assert final is None or final in envs.single_observation_space
         ended += result[2] | result[3]
-        real = max(real, result[0]["history_mask"].sum())
-    assert ended.min() >= 2 and real > 2
+        real = max(real, np.sum(result[0].get("history_mask", 0)))
+    assert ended.min() >= 3 and (real > 2) == (env is remembering)
+    envs.close()
 
 
 def test_one_forward_a_step_with_the_final_observations_in_it():
