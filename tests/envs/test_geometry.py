@@ -10,7 +10,6 @@ from vla_gym.envs.libero import LiberoEnv
 from vla_gym.envs.scene_cache import _pool
 from vla_gym.errors import ConfigError
 from vla_gym.sim.model_io import load_shared
-from vla_gym.vector import LiberoVectorEnv
 
 SIZE = 96
 BOWL, STOVE = 8, 7
@@ -90,23 +89,6 @@ def test_pixels_of_a_body_lie_where_the_body_is(env, camera):
         assert inside.mean() > 0.95, (name, inside.mean())
         checked += len(rows)
     assert checked > 100
-
-
-def test_the_vector_environment_observes_the_same():
-    envs = LiberoVectorEnv(2, "goal", task_ids=BOWL, workers=1, **GEOMETRY)
-    singles = [LiberoEnv("goal", task_ids=BOWL, env_index=i, **GEOMETRY) for i in range(2)]
-    obs, _ = envs.reset(seed=5)
-    expected = [env.reset(seed=5 + i)[0] for i, env in enumerate(singles)]
-    for action in ACTIONS[:2]:
-        for i, row in enumerate(expected):
-            assert all(np.array_equal(obs[key][i], row[key]) for key in row)
-        obs = envs.step(np.stack([action, action]))[0]
-        expected = [env.step(action)[0] for env in singles]
-    matrices = envs.call("camera_extrinsics", "wrist")
-    for env, matrix in zip(singles, matrices, strict=True):
-        np.testing.assert_array_equal(env.camera_extrinsics("wrist"), matrix)
-        env.close()
-    envs.close()
 
 
 def test_depth_stays_beside_what_a_vla_makes():

@@ -268,6 +268,7 @@ def test_bad_arguments(kwargs):
 
 
 VARIED = {**SMALL, "task_ids": [2, 8], "variation": "strong", "scene_reset_interval": 2}
+VARIED |= {"depth": True, "segmentation": True}
 
 
 def test_vector_equals_single(make):
