@@ -21,9 +21,9 @@ import torch
 import world_model_toys
 import yaml
 from engine import Case, Nonsense, command
-from gymnasium import spaces
 from hostile_data import EDGES, LONG, TEXTS, VALUES, drawn, spoilt
 from hypothesis import strategies as st
+from td3_toys import save_policy
 from vla_checkpoints import copied
 
 from vla_gym.assets import resolve_asset_pack
@@ -46,7 +46,7 @@ from vla_gym_trainers.on_policy.rl_token_actor import ActorSizes, RLTokenActor
 from vla_gym_trainers.runs.result_card import to_plain
 from vla_gym_trainers.runs.run_dir import Checkpoint
 from vla_gym_trainers.runs.settings import parse_config, preset_names
-from vla_gym_trainers.td3.config import TD3Config, TD3RunConfig
+from vla_gym_trainers.td3.config import TD3RunConfig
 from vla_gym_trainers.td3.policy import RLTokenPolicy
 from vla_gym_trainers.world_model.config import WorldModelConfig
 from vla_gym_trainers.world_model.model import GRUWorldModel
@@ -170,14 +170,6 @@ def _settings(count: int, seed: int) -> Iterator[Case]:
 # Runs, policies, world models
 
 
-def td3_policy(path: Path) -> None:
-    """Write a small policy of TD3+BC for the VLA mini."""
-    box = partial(spaces.Box, -np.inf, np.inf, dtype=np.float32)
-    action = spaces.Box(-1.0, 1.0, (8, 7), np.float32)
-    observed = spaces.Dict({"rl_token": box((256,)), "vla_action": action, "proprio": box((8,))})
-    RLTokenPolicy(observed, action, lambda _: 1e-3, TD3Config(net_arch=(8,))).save(path)
-
-
 def spoilt_header(content: bytes, change: Callable[[str], str]) -> bytes:
     """Return a safetensors file with another header."""
     size = struct.unpack("<Q", content[:8])[0]
@@ -206,7 +198,7 @@ def _runs(scratch: Path, count: int, seed: int) -> Iterator[Case]:
     group = "runs and policies"
     run = scratch / "trained"
     run.mkdir()
-    td3_policy(run / "policy.safetensors")
+    save_policy(run)
     (run / "config.json").write_text(json.dumps(to_plain(TD3RunConfig(run_dir=run))))
     actor = scratch / "actor"
     actor.mkdir()

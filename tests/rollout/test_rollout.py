@@ -3,25 +3,23 @@
 from __future__ import annotations
 
 import json
-import os
-import signal
 from collections.abc import Sequence
 from contextlib import closing
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import gymnasium as gym
 import numpy as np
 import pytest
+from td3_toys import save_policy
 
 from vla_gym.envs.libero import LiberoEnv
 from vla_gym.envs.scene_cache import load_task
-from vla_gym.errors import ConfigError, WorkerRestartWarning
+from vla_gym.errors import ConfigError
 from vla_gym.experts import make_expert
 from vla_gym.experts.registry import _BUILDERS
+from vla_gym.rl_token import load_rl_token
 from vla_gym.rollout import (
     Episode,
     ExpertPolicy,
@@ -169,32 +167,6 @@ def test_the_expert_plays_as_by_hand() -> None:
     assert [(e.success, e.length) for e in episodes] == by_hand
 
 
-class Killer(RandomPolicy):
-    """Kills a worker in the middle of an episode, once."""
-
-    envs: LiberoVectorEnv
-    calls = 0
-
-    def act(self, observations: Any, infos: Sequence[Info]) -> np.ndarray:
-        self.calls += 1
-        if self.calls == 12:
-            os.kill(self.envs.worker_pids[0], signal.SIGKILL)
-        return super().act(observations, infos)
-
-
-def test_an_episode_whose_worker_died_is_played_again() -> None:
-    killer = Killer(seed=5)
-    starts = [Start("goal", 1, state) for state in range(3)]
-    settings: dict[str, Any] = {"max_control_steps": 80}
-    envs = make_envs("goal", [1], killer, num_envs=2, workers=1, **settings)
-    with closing(envs) as killer.envs, pytest.warns(WorkerRestartWarning):
-        episodes = sorted(rollout(envs, killer, starts), key=lambda e: e.start)
-    assert sum(episode.replays for episode in episodes) >= 1
-    episodes = [replace(episode, replays=0) for episode in episodes]
-    assert episodes == played(RandomPolicy(seed=5), starts, num_envs=3, workers=0, **settings)
-    assert all(e.truncated and e.length == 80 and not e.success for e in episodes)
-
-
 def test_starts_may_come_one_by_one() -> None:
     """The next one may depend on what has ended; None means: ask again then."""
     policy = RandomPolicy(seed=2)
@@ -241,52 +213,31 @@ def test_the_goal_that_comes_first_is_noticed() -> None:
     env.close()
 
 
-def test_a_trained_policy_plays_from_its_run_directory(tmp_path: Path) -> None:
-    from vla_gym_trainers.td3.train import TD3RunConfig, build_model
-
-    (tmp_path / "config.json").write_text('{"vla": "mini"}')
-    env = gym.make("vla_gym:LiberoVLA-goal-v0", task_ids=8, chunk_len=4)
-    build_model(TD3RunConfig(net_arch=(16,), buffer_size=10), env).policy.save(
-        tmp_path / "policy.safetensors"
-    )
-    env.close()
-    policy = load_trained(tmp_path)
-    assert policy.chunk_len == 4 and policy.identity["vla"]["name"] == "mini"
-    obs, told = observations(3), infos([8, 0, 8])
-    chunks = policy.act(obs, told)
-    # An untrained actor starts at the VLA's chunk, but for the rounding of the action's scaling.
-    vla = VLAPolicy("mini", chunk_len=4).act(obs, told)
-    np.testing.assert_allclose(chunks, vla, atol=1e-5)
-    alone = policy.act({key: value[2:] for key, value in obs.items()}, told[2:])
-    np.testing.assert_array_equal(alone[0], chunks[2])
-
-
-def test_a_trained_policy_knows_its_vla_and_rl_token(tmp_path: Path) -> None:
-    from vla_gym.rl_token import load_rl_token
-    from vla_gym_trainers.td3.train import TD3RunConfig, build_model
-
+def test_a_trained_policy_plays_from_its_run_directory_and_knows_its_vla_and_rl_token(
+    tmp_path: Path,
+) -> None:
     token = tmp_path / "token"
     load_rl_token("mini-few").save_pretrained(token)
-    config = TD3RunConfig(net_arch=(16,), buffer_size=10)
-    names = {}
-    for name, text in (("own", str(token)), ("mean", "mean"), ("shipped", "auto")):
+    obs, told = observations(3), infos([8, 0, 8])
+    # An untrained actor starts at the VLA's chunk, but for the rounding of the action's scaling.
+    expected, names = VLAPolicy("mini-few", chunk_len=4).act(obs, told), {}
+    for name, text, dim in (("own", str(token), 256), ("mean", "mean", 192), ("new", "auto", 256)):
         run = tmp_path / name
         run.mkdir()
         (run / "config.json").write_text(json.dumps({"vla": "mini-few", "rl_token": text}))
-        env = gym.make("vla_gym:LiberoVLA-goal-v0", task_ids=8, vla="mini-few", rl_token=text)
-        build_model(config, env).policy.save(run / "policy.safetensors")
-        env.close()
+        save_policy(run, chunk_len=4, token_dim=dim)
         # The file knows them too, as it lies beside the configuration.
         policy = load_trained(run / "policy.safetensors")
         assert policy.identity == load_trained(run).identity
-        assert policy.identity["vla"]["name"] == "mini-few"
+        assert policy.chunk_len == 4 and policy.identity["vla"]["name"] == "mini-few"
         names[name] = policy.identity["rl_token"]["name"]
-        assert policy.act(observations(2), infos([8, 0])).shape == (2, 8, 7)
-    assert names == {"own": "token", "mean": "mean", "shipped": "mini-few-rl-token"}
+        chunks = policy.act(obs, told)
+        np.testing.assert_allclose(chunks, expected, atol=1e-5)
+        alone = policy.act({key: value[2:] for key, value in obs.items()}, told[2:])
+        np.testing.assert_array_equal(alone[0], chunks[2])
+    assert names == {"own": "token", "mean": "mean", "new": "mini-few-rl-token"}
     with pytest.raises(ConfigError, match="--rl-token \\(now auto\\)"):
         load_trained(tmp_path / "mean", rl_token="auto")
-    shape = load_trained(tmp_path / "mean").act(observations(1), infos([8])).shape
-    assert shape == (1, 8, 7)
 
 
 def test_the_device_is_an_option(tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 from contextlib import closing
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -91,14 +92,16 @@ def test_it_plays_as_by_hand_and_otherwise_than_without_a_state():
     assert seen == len(policy.played) and moved > 0.1
 
 
-def test_an_episode_whose_worker_died_begins_with_a_fresh_state():
+def test_an_episode_whose_worker_died_is_played_again_with_a_fresh_state():
     policy, alone = recorded(), recorded()
     policy.kill_at = 5
     envs = make_envs("goal", [0, 8], policy, num_envs=2, workers=1, **SETTINGS)
     with closing(envs) as policy.envs, pytest.warns(WorkerRestartWarning):
-        episodes = list(rollout(envs, policy, STARTS))
+        episodes = sorted(rollout(envs, policy, STARTS), key=lambda e: e.start)
     assert sum(episode.replays for episode in episodes) >= 1
-    played(alone, num_envs=3, workers=0)
+    expected = played(alone, num_envs=3, workers=0)
+    assert [replace(episode, replays=0) for episode in episodes] == expected
+    assert all(e.truncated and e.length == 24 and not e.success for e in expected)
     assert_same(policy.played, alone.played)
 
 
