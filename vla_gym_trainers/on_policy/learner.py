@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import statistics
 from collections import deque
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -22,6 +23,13 @@ from vla_gym_trainers.on_policy.policy import Policy
 from vla_gym_trainers.on_policy.rollout import Rollout
 from vla_gym_trainers.on_policy.student import check_float32
 from vla_gym_trainers.on_policy.value_fit import Played, fit_values
+from vla_gym_trainers.runs.run_dir import restoring
+from vla_gym_trainers.runs.torch_helpers import (
+    load_parameters,
+    load_tensors,
+    save_parameters,
+    save_tensors,
+)
 
 _NORM_HISTORY, _NORM_MINIMUM = 50, 5
 _RL = Phase()
@@ -238,9 +246,17 @@ class Learner:
 
     # Checkpoints
 
-    def state_dict(self) -> dict[str, Any]:
-        """Return all that goes on changing, but for the policy's parameters."""
-        return {
+    def save(self, folder: Path) -> None:
+        """Write all that goes on changing into a checkpoint's folder.
+
+        ``policy.safetensors`` and ``reference.safetensors`` hold what is trained, ``learner.pt``
+        the optimiser and the generator. No rollout may be under way; environments need no state,
+        for the next rollout begins new episodes by its own seed.
+        """
+        save_parameters(folder / "policy.safetensors", self.policy.state_dict())
+        if self.reference is not None:
+            save_parameters(folder / "reference.safetensors", self.reference.state_dict())
+        numbers = {
             "optimizer": self.optimizer.state_dict(),
             "norms": list(self._norms),
             "skipped": self.skipped,
@@ -248,14 +264,25 @@ class Learner:
             "rng": self._rng.bit_generator.state,
             "values": [{"inputs": x, "returns": y} for x, y in self.played],
         }
+        save_tensors(folder / "learner.pt", numbers)
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Take over what :meth:`state_dict` returned."""
-        self.optimizer.load_state_dict(state["optimizer"])
-        self._norms = deque(state["norms"], maxlen=_NORM_HISTORY)
-        self.skipped, self.updates = int(state["skipped"]), int(state["updates"])
-        self._rng.bit_generator.state = state["rng"]
-        # Of several processes the first one alone writes: what the others had played is gone.
-        played = state["values"] if self.group.size == 1 else ()
-        self.played.clear()
-        self.played.extend((part["inputs"], part["returns"]) for part in played)
+    def restore(self, folder: Path) -> None:
+        """Take over what :meth:`save` wrote, policy and reference included.
+
+        Raises:
+            WeightsError: If a file is missing or damaged.
+            ConfigError: If the parameters do not fit the policy.
+        """
+        with restoring(folder):
+            state = load_tensors(folder / "learner.pt")
+            self.policy.load_state_dict(load_parameters(folder / "policy.safetensors"))
+            if self.reference is not None:
+                self.reference.load_state_dict(load_parameters(folder / "reference.safetensors"))
+            self.optimizer.load_state_dict(state["optimizer"])
+            self._norms = deque(state["norms"], maxlen=_NORM_HISTORY)
+            self.skipped, self.updates = int(state["skipped"]), int(state["updates"])
+            self._rng.bit_generator.state = state["rng"]
+            # Of several processes the first one alone writes: what the others had played is gone.
+            played = state["values"] if self.group.size == 1 else ()
+            self.played.clear()
+            self.played.extend((part["inputs"], part["returns"]) for part in played)

@@ -15,7 +15,6 @@ from vla_gym.rollout import Start
 from vla_gym.rollout.episodes import sampled_starts
 from vla_gym.rollout.film import record_video
 from vla_gym.suites import get_suite
-from vla_gym_trainers.on_policy.checkpoint import Progress, load_checkpoint, save_checkpoint
 from vla_gym_trainers.on_policy.collector import RolloutCollector
 from vla_gym_trainers.on_policy.config import GRPOConfig, OnPolicyConfig, PPOConfig
 from vla_gym_trainers.on_policy.distributed import ProcessGroup
@@ -23,6 +22,7 @@ from vla_gym_trainers.on_policy.learner import Learner
 from vla_gym_trainers.on_policy.networks import EnvFactories, libero_envs, make_networks
 from vla_gym_trainers.on_policy.phases import Phase, phase_at
 from vla_gym_trainers.on_policy.policy import Policy
+from vla_gym_trainers.on_policy.progress import Progress
 from vla_gym_trainers.on_policy.rollout import Rollout
 from vla_gym_trainers.on_policy.targets import Targets, grpo_targets, ppo_targets, rollout_metrics
 from vla_gym_trainers.on_policy.validation import PolicyPlayer, Validation
@@ -98,7 +98,7 @@ class Loop:
             self.validation = Validation(eval_envs, policy, teacher, starts, config.eval_every)
         self.progress = Progress()
         if run.checkpoint is not None:
-            load_checkpoint(run.checkpoint.folder, self.learner, reference)
+            self.learner.restore(run.checkpoint.folder)
             self.progress = Progress(**run.checkpoint.state["progress"])
             if self.validation is not None and run.checkpoint.state["validation"] is not None:
                 self.validation.restore(run.checkpoint.state["validation"])
@@ -260,7 +260,7 @@ class Loop:
 
     def write(self, folder: Path) -> None:
         """Write the files of a checkpoint."""
-        save_checkpoint(folder, self.learner, self.networks.reference)
+        self.learner.save(folder)
 
     def finish(self) -> None:
         """Write the last parameters, and take over the best ones if there are any."""
