@@ -96,6 +96,7 @@ def test_a_recurrent_policy_plays_and_learns_as_on_the_cpu():
     for device in ("cpu", GPU):
         config = PPOConfig(**settings, device=device)
         parts = make_networks(config, ProprioVLA())
+        learner = Learner(parts.policy, config)  # whose reference has the heads of before
         generator = torch.Generator().manual_seed(0)
         for head in (parts.policy.actor.actor.head, parts.policy.value_head.head.fc2):
             head.weight.data.copy_(torch.randn(head.weight.shape, generator=generator))
@@ -105,7 +106,6 @@ def test_a_recurrent_policy_plays_and_learns_as_on_the_cpu():
         envs.close()
         parts.policy.begin(rollout.data, ProcessGroup())
         targets = torch.ones(rollout.data.shape), rollout.data["valid"], rollout.data["rewards"]
-        learner = Learner(parts.policy, config, reference=parts.reference)
         metrics[device] = learner.update(rollout, *targets)
     for name in ("memory", "log_probs", "next_values"):
         wanted, found = (rollouts[device].data[name] for device in ("cpu", GPU))

@@ -151,7 +151,7 @@ class AdversarialLoop(ExplorerLoop):
         else:
             assert config.explorer is not None
             parameters = load_parameters(newest_parameters(config.explorer))
-            for policy in filter(None, (self.policy, self.networks.reference)):
+            for policy in filter(None, (self.policy, self.learner.reference)):
                 policy.load_state_dict(parameters)
 
     def _is_over(self) -> bool:

@@ -40,6 +40,7 @@ class Learner:
 
     Attributes:
         policy: Changed in place.
+        reference: Of the KL penalty, a copy of the policy as it begins; None without the penalty.
         optimizer: Adam over what of the policy is trained.
         skipped: Updates skipped so far because of their gradient's norm.
         out_of_memory: Updates skipped so far because a process ran out of memory.
@@ -48,23 +49,15 @@ class Learner:
     """
 
     def __init__(
-        self,
-        policy: Policy,
-        config: OnPolicyConfig,
-        *,
-        reference: Policy | None = None,
-        group: ProcessGroup | None = None,
+        self, policy: Policy, config: OnPolicyConfig, *, group: ProcessGroup | None = None
     ) -> None:
         """Make a learner; all processes take over the parameters of process 0.
 
-        With a value head the configuration is PPO's. The seed in it orders the chunks; the
-        reference is that of the KL penalty.
+        With a value head the configuration is PPO's. The seed in it orders the chunks.
 
         Raises:
-            ConfigError: If nothing is trainable, or the reference is missing.
+            ConfigError: If nothing is trainable.
         """
-        if config.kl_coef > 0.0 and reference is None:
-            raise ConfigError("kl_coef > 0 needs a reference policy.")
         named = policy.named_parameters()
         values = [p for name, p in named.items() if name.startswith("value_head.")]
         own = [p for name, p in named.items() if not name.startswith("value_head.")]
@@ -74,10 +67,11 @@ class Learner:
                 "--trainable lora."
             )
         check_float32(own)
-        self.policy, self.config, self.reference = policy, config, reference
+        self.policy, self.config = policy, config
         self.group = group or ProcessGroup()
         self.parameters = list(named.values())
         self.group.broadcast(self.parameters)
+        self.reference = policy.copy() if config.kl_coef > 0.0 else None
         groups: list[dict[str, Any]] = [{"params": own, "lr": config.learning_rate}]
         if config.sigma_learning_rate is not None:
             noise = [p for name, p in named.items() if name.startswith("noise.")]
@@ -117,7 +111,6 @@ class Learner:
             group["lr"] = rate * phase.rate_share
         head = self.policy.value_head
         returns = None if head is None else returns
-        held = config.kl_coef > 0.0
         if config.advantage_clamp is not None:
             advantages = advantages.clamp(-config.advantage_clamp, config.advantage_clamp)
         in_windows = self.policy.memory_size and config.sequential_training
@@ -128,10 +121,10 @@ class Learner:
             keep,
             returns,
             phase,
-            held=held,
+            held=self.reference is not None,
             length=config.bptt_length if in_windows else 1,
         )
-        if self.reference is not None and held:
+        if self.reference is not None:
             batch["reference"] = refer(self.reference, rollout, batch, config.micro_batch_size)
         skipped, updates, lost = self.skipped, self.updates, self.out_of_memory
         if self.policy.set_dropout(True):  # by a seed of its own, so that a resumed run repeats

@@ -81,8 +81,8 @@ class Loop:
         """
         self.config, self.run, self.group, self.is_libero = config, run, group, envs is None
         self.networks = make_networks(config, vla)
-        policy, teacher, reference = self.policy, self.networks.teacher, self.networks.reference
-        self.learner = Learner(policy, config, reference=reference, group=group)
+        policy, teacher = self.policy, self.networks.teacher
+        self.learner = Learner(policy, config, group=group)
         self._envs = envs or libero_envs(config, self.networks)
         train_envs = stack.enter_context(closing(self._envs.train()))
         self.train_envs = self.networks.watched(train_envs, config.reward_weights())
@@ -222,12 +222,12 @@ class Loop:
         return phase, self.collector.collect(actor, out, seed=rollout_seed(self.config.seed, index))
 
     def _enter(self, phase: Phase, rollout: Rollout) -> None:
-        networks, progress = self.networks, self.progress
+        reference, progress = self.learner.reference, self.progress
         if progress.iteration == 0:
             self.policy.begin(rollout.data, self.group)
         # The reference of RL is what the student was when its warm-up was over.
-        if progress.phase == "warmup" != phase.name and networks.reference is not None:
-            networks.reference.load_state_dict(self.policy.state_dict())
+        if progress.phase == "warmup" != phase.name and reference is not None:
+            reference.load_state_dict(self.policy.state_dict())
         progress.phase = phase.name
 
     def _validate(self, last: bool = False) -> None:

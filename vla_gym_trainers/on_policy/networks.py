@@ -1,4 +1,4 @@
-"""What a run is made of: the student, its teacher and its reference, and the environments."""
+"""What a run is made of: the student, its teacher, and the environments."""
 
 from __future__ import annotations
 
@@ -49,14 +49,12 @@ class Networks:
         adapters: Its LoRA adapters, if it has any.
         teacher: The frozen VLA.
         chunk_len: Control steps executed a chunk.
-        reference: Of the KL penalty, or None.
         world_model: Beside the policy, or None.
     """
 
     policy: Policy
     adapters: LoraAdapters | None
     teacher: Teacher
-    reference: Policy | None
     chunk_len: int
     world_model: WorldModel | None = None
 
@@ -116,8 +114,7 @@ def make_networks(config: OnPolicyConfig, vla: Any = None) -> Networks:
         teacher = _kind(config, vla).act
         if config.policy == "tokens":
             teacher = VLATeacher(vla, config.teacher_head)
-    reference = policy.copy() if config.kl_coef > 0.0 else None
-    return Networks(policy, adapters, teacher, reference, chunk_len, world_model)
+    return Networks(policy, adapters, teacher, chunk_len, world_model)
 
 
 def _vla_policy(

@@ -32,6 +32,9 @@ class KnownPolicy:
         self.entropies = of_chunks(3.0, 5.0)
         self.values = torch.tensor([0.9, 0.2], requires_grad=True)
 
+    def copy(self):
+        return self
+
     def named_parameters(self):
         return {"played": self.played, "value_head.values": self.values}
 
@@ -98,7 +101,7 @@ class Twice(ProcessGroup):
 def test_a_minibatch_by_hand(chunks, processes):
     policy = KnownPolicy()
     group = ProcessGroup() if processes == 1 else Twice()
-    learner = Learner(policy, SETTINGS, reference=policy, group=group)
+    learner = Learner(policy, SETTINGS, group=group)
     sums, counts = learner.gradient(*chunks, PHASE)
     assert counts == {key: processes * count for key, count in COUNTS.items()}
     # Losses are shares of the minibatch; the rest are plain sums.

@@ -123,10 +123,10 @@ def test_a_workers_death_begins_an_episode_without_memory(tmp_path):
         assert not rollout.data["previous_action"][row, slot].any()
 
 
-def learner_of(policy, reference=None, group=None, **settings):
+def learner_of(policy, group=None, **settings):
     settings = {"ratio_level": "chunk", "learning_rate": 1e-2, "seed": 3, **settings}
     settings = {"bptt_length": 4, "num_minibatches": 1, "value_clip": None, **settings}
-    return Learner(policy, PPOConfig(**settings), reference=reference, group=group)
+    return Learner(policy, PPOConfig(**settings), group=group)
 
 
 @pytest.mark.parametrize(
@@ -246,7 +246,7 @@ def test_micro_batches_add_up_to_the_whole_batch(rollouts):
     policy, reference, (rollout, _) = recurrent(), recurrent(seed=1), rollouts
     gradients = []
     for size in (4, 7, 1000):
-        learner = learner_of(policy, reference, kl_coef=0.1, entropy_coef=0.01)
+        learner = learner_of(policy, kl_coef=0.1, entropy_coef=0.01)
         learner.config.micro_batch_size = size
         targets = random_targets(rollout)
         batch = gather(policy, rollout, *targets, Phase(), held=True, length=4)
