@@ -1,4 +1,4 @@
-"""The actor that collects: a copy of its own, on a device of its own."""
+"""The actor that collects: copies of the learner's, on a device of their own."""
 
 from __future__ import annotations
 
@@ -7,12 +7,11 @@ import copy
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
 from stable_baselines3.common.vec_env import VecEnv
-from torch import Tensor
 
 from vla_gym.errors import WorkerError
 from vla_gym_trainers.networks import reference_chunk
@@ -28,48 +27,26 @@ from vla_gym_trainers.td3.policy import RLTokenPolicy
 DEADLINE_S = 3600.0
 
 
-class ActorWeights(NamedTuple):
-    """Copies of what acts; nobody changes them.
-
-    Attributes:
-        actor: State dict of the actor.
-        normalizer: State dict of the normaliser.
-        trained: False before the first gradient step, when the VLA acts in the actor's place.
-        tasks: How often each task is played, by its id; None: each as often as any other.
-    """
-
-    actor: dict[str, Tensor]
-    normalizer: dict[str, Tensor]
-    trained: bool = True
-    tasks: dict[int, float] | None = None
-
-    @classmethod
-    def of(
-        cls, policy: RLTokenPolicy, trained: bool = True, tasks: dict[int, float] | None = None
-    ) -> ActorWeights:
-        """Return what collects with a policy's newest weights."""
-        nets = policy.actor.state_dict(), policy.normalizer.state_dict()
-        actor, normalizer = ({key: value.clone() for key, value in net.items()} for net in nets)
-        return cls(actor, normalizer, trained, tasks)
-
-
 class ActingPolicy:
-    """Plays the weights that it was given, on a device of its own, whatever the learner does.
+    """What acts in a block: a copy of a policy as it is now, which nobody changes.
 
     Attributes:
         device: Where it computes.
+        is_trained: False before the first gradient step, when the VLA acts in the actor's place.
+        tasks: How often each task is played, by its id; None: each as often as any other.
     """
 
-    def __init__(self, policy: RLTokenPolicy, device: torch.device | str) -> None:
+    def __init__(
+        self,
+        policy: RLTokenPolicy,
+        device: torch.device | str,
+        is_trained: bool = True,
+        tasks: dict[int, float] | None = None,
+    ) -> None:
         """Copy the actor and the normaliser of a policy to a device."""
-        self.device = torch.device(device)
+        self.device, self.is_trained, self.tasks = torch.device(device), is_trained, tasks
         self.actor = copy.deepcopy(policy.actor).requires_grad_(False).to(self.device)
         self.normalizer = copy.deepcopy(policy.normalizer).to(self.device)
-
-    def load(self, weights: ActorWeights) -> None:
-        """Play these weights from now on."""
-        self.actor.load_state_dict(weights.actor)
-        self.normalizer.load_state_dict(weights.normalizer)
 
     @torch.no_grad()
     def act(self, observation: Mapping[str, np.ndarray]) -> np.ndarray:
@@ -133,14 +110,13 @@ class ChunkPlayer:
         self,
         env: VecEnv,
         obs: Observation,
-        acting: ActingPolicy,
         exploration: ChunkNoise,
         clock: Stopwatch,
         config: TD3Config,
         begun: int,
     ) -> None:
         """Play on from ``obs``, see :class:`.Collector`; ``begun`` chunks were collected before."""
-        self.acting, self.exploration, self.clock = acting, exploration, clock
+        self.exploration, self.clock = exploration, clock
         self.collector = Collector(envs_of(env), config.groups, obs)
         self.config, self.begun = config, begun
         self._set_tasks = partial(env.env_method, "set_task_weights")
@@ -149,17 +125,15 @@ class ChunkPlayer:
         self._explore = getattr(self._envs, "explore", None)
         self._block: Block = []
         self._played = np.zeros(env.num_envs, np.int64)  # chunks of this block
-        self._trained = False  # whether the weights of this block are
 
-    def collect(self, weights: ActorWeights, _: int) -> Block:
+    def collect(self, acting: ActingPolicy, _: int) -> Block:
         """Play a block."""
-        self.acting.load(weights)
-        self._trained = weights.trained
-        if weights.tasks is not None:
+        if acting.tasks is not None:
             # A worker that dies over it is replaced, and plays without until the next block.
             with contextlib.suppress(WorkerError):
-                self._set_tasks(weights.tasks)
-        self._block, self._played[:] = [], 0
+                self._set_tasks(acting.tasks)
+        self._acting, self._block = acting, []
+        self._played[:] = 0
         vla_seconds = self._vla_seconds()
         with self.clock("rollout"):
             self.collector.collect(self)
@@ -175,8 +149,8 @@ class ChunkPlayer:
         played = int(self._played[env_ids[0]])
         is_warm_up = self.begun + played * len(self._played) < self.config.learning_starts
         # Collecting may be ahead of learning: an untrained plain actor is no policy yet.
-        is_trained = self._trained and not is_warm_up
-        mean = self.acting.act(obs) if is_trained else obs["vla_action"]
+        is_trained = self._acting.is_trained and not is_warm_up
+        mean = self._acting.act(obs) if is_trained else obs["vla_action"]
         noise = self.exploration.sample(env_ids)
         actions = np.clip(mean + noise, -1.0, 1.0).astype(np.float32)
         if is_warm_up and self._explore is not None:

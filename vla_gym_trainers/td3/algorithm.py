@@ -22,7 +22,7 @@ from vla_gym_trainers.rollout.chunks import own
 from vla_gym_trainers.rollout.collector import Stopwatch
 from vla_gym_trainers.rollout.pipeline import Pipeline
 from vla_gym_trainers.runs.sb3_vec_env import deferred_reset, sb3_vec_env
-from vla_gym_trainers.td3.acting import DEADLINE_S, ActingPolicy, ActorWeights, Block, ChunkPlayer
+from vla_gym_trainers.td3.acting import DEADLINE_S, ActingPolicy, Block, ChunkPlayer
 from vla_gym_trainers.td3.algorithm_config import TD3Config
 from vla_gym_trainers.td3.episode_log import counts
 from vla_gym_trainers.td3.exploration import ChunkNoise
@@ -92,7 +92,7 @@ class TD3BC(TD3):
         self.config = config = config or TD3Config()
         self.rollout_device = rollout_device
         self.update_debt, self.vla_debt, self.max_staleness = 0.0, 0, 0
-        self.pipeline: Pipeline[ActorWeights, Block] | None = None
+        self.pipeline: Pipeline[ActingPolicy, Block] | None = None
         #: What the pipeline had collected when ``learn`` ended; it is handed out first by the next.
         self.pipeline_state: dict[str, Any] | None = None
         self._critics_are_warm = False
@@ -135,7 +135,6 @@ class TD3BC(TD3):
         if config.task_sampling == "unsolved" and self.task_sampler is None:
             num_tasks(self.observation_space)  # refuses environments that do not tell
             self.task_sampler = TaskSampler()
-        self.acting = ActingPolicy(self.policy, self.rollout_device or self.device)
         self.fine_tuner: VLAFineTuner | None = None
         if config.vla_update_freq and self.env is not None:
             self.fine_tuner = VLAFineTuner(getattr(self.env, "vector_env", self.env), config)
@@ -240,16 +239,16 @@ class TD3BC(TD3):
         self.logger.record("train/vla_version", self.fine_tuner.version)
 
     @contextmanager
-    def _collecting(self, num_blocks: int) -> Iterator[Pipeline[ActorWeights, Block]]:
+    def _collecting(self, num_blocks: int) -> Iterator[Pipeline[ActingPolicy, Block]]:
         """Make the pipeline; what it has collected at the end is kept for the next ``learn``."""
         assert self.env is not None and self.exploration is not None
         state, config = self.pipeline_state, self.config
         waiting = 0 if state is None else len(state["ready"])
         begun = self.num_timesteps + waiting * config.train_freq * self.n_envs
         obs = self._last_obs = own(self._last_obs)  # which the player keeps up to date
-        parts = (self.acting, self.exploration, self.clock, config, begun)
+        player = ChunkPlayer(self.env, obs, self.exploration, self.clock, config, begun)
         pipeline = self.pipeline = Pipeline(
-            ChunkPlayer(self.env, obs, *parts).collect,
+            player.collect,
             self._newest,
             ahead=config.ahead,
             deadline=DEADLINE_S,
@@ -262,10 +261,11 @@ class TD3BC(TD3):
         finally:
             self.pipeline_state, self.pipeline = pipeline.state(), None
 
-    def _newest(self) -> ActorWeights:
+    def _newest(self) -> ActingPolicy:
         """Return what acts in the next block."""
         tasks = None if self.task_sampler is None else self.task_sampler.weights()
-        return ActorWeights.of(self.policy, self._critics_are_warm, tasks)
+        device = self.rollout_device or self.device
+        return ActingPolicy(self.policy, device, self._critics_are_warm, tasks)
 
     def _store(
         self, block: Block, staleness: int, callback: BaseCallback, log_interval: int | None
@@ -312,7 +312,7 @@ class TD3BC(TD3):
         super().save(*args, **kwargs)
 
     def _excluded_save_params(self) -> list[str]:
-        own = "_rng _steps acting clock pipeline pipeline_state fine_tuner"
+        own = "_rng _steps clock pipeline pipeline_state fine_tuner"
         return [*super()._excluded_save_params(), *own.split()]
 
     def _get_torch_save_params(self) -> tuple[list[str], list[str]]:

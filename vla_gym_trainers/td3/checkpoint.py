@@ -13,7 +13,7 @@ from vla_gym_trainers.runs.torch_helpers import load_tensors, save_tensors
 from vla_gym_trainers.td3.algorithm import TD3BC
 
 #: Raised when the content changes, so that an old checkpoint is refused, not misread.
-FORMAT = 10
+FORMAT = 11
 
 
 def save_checkpoint(folder: Path, model: TD3BC, run_state: Mapping[str, Any]) -> None:

@@ -11,7 +11,7 @@ from td3_toys import td3_bc
 from toy_env import ToyReach
 
 from vla_gym_trainers import TD3BC
-from vla_gym_trainers.td3.acting import ActorWeights
+from vla_gym_trainers.td3.acting import ActingPolicy
 from vla_gym_trainers.td3.policy import RLTokenPolicy
 from vla_gym_trainers.td3.updates import actor_step
 
@@ -91,8 +91,8 @@ def test_what_is_kept_is_a_running_average(actor, tmp_path, monkeypatch):
     obs, _ = observations("proprio")
     chunk = model.predict(obs)[0]
     np.testing.assert_array_equal(kept.predict(obs)[0], chunk)
-    model.acting.load(ActorWeights.of(model.policy))
-    newest_chunk = model.acting.act({key: np.asarray(obs[key])[None] for key in obs})[0]
+    acting = ActingPolicy(model.policy, "cpu")
+    newest_chunk = acting.act({key: np.asarray(obs[key])[None] for key in obs})[0]
     assert np.abs(newest_chunk - chunk).max() > 1e-4
     kept.actor.load_state_dict(expected)
     kept.actor_average = None
