@@ -30,7 +30,7 @@ from vla_gym_trainers.td3.finetune import VLAFineTuner
 from vla_gym_trainers.td3.policy import RLTokenPolicy, check_spaces, num_tasks
 from vla_gym_trainers.td3.replay import ChunkReplayBuffer
 from vla_gym_trainers.td3.task_sampler import TaskSampler
-from vla_gym_trainers.td3.updates import GradientSteps, warm_up
+from vla_gym_trainers.td3.updates import GradientSteps
 
 
 class TD3BC(TD3):
@@ -192,7 +192,7 @@ class TD3BC(TD3):
         gradient = self._gradient_steps(batch_size)
         with self.clock("learn"):
             if not self._critics_are_warm:
-                warm_up(self.policy, self.replay_buffer, config, self._rng, batch_size, gradient)
+                gradient.warm_up(self.replay_buffer, batch_size)
                 self._critics_are_warm = True
             for _ in range(int(steps)):
                 self._n_updates += 1

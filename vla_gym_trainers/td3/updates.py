@@ -27,6 +27,7 @@ class GradientSteps:
         self, policy: RLTokenPolicy, config: TD3Config, rng: torch.Generator, use_graphs: bool
     ) -> None:
         """Keep what all steps have in common; ``use_graphs`` needs a policy on a GPU."""
+        self._policy, self._config, self._rng = policy, config, rng
         #: Does :func:`critic_step` with a batch.
         self.critic: Step = partial(critic_step, policy, config=config, rng=rng)
         self._actor: Step = partial(actor_step, policy, config=config, rng=rng)
@@ -42,29 +43,22 @@ class GradientSteps:
         device = batch.actions.device
         return self._actor(batch, torch.full((), bc_weight, device=device, dtype=torch.float32))
 
+    def warm_up(self, buffer: ChunkReplayBuffer, batch_size: int) -> None:
+        """Fit the normaliser to the warm-up data, clone a plain actor, train the critics alone.
 
-def warm_up(
-    policy: RLTokenPolicy,
-    buffer: ChunkReplayBuffer,
-    config: TD3Config,
-    rng: torch.Generator,
-    batch_size: int,
-    steps: GradientSteps,
-) -> None:
-    """Fit the normaliser to the warm-up data, clone a plain actor, train the critics alone.
-
-    The cloning comes first: the critics' targets are about the actor.
-    """
-    size, data = buffer.size(), buffer.observations
-    seen = {key: torch.from_numpy(data[key][:size]) for key in policy.normalizer.inputs}
-    policy.normalizer.fit({key: value.to(policy.device) for key, value in seen.items()})
-    if config.actor == "plain":
+        The cloning comes first: the critics' targets are about the actor.
+        """
+        policy, config = self._policy, self._config
+        size, data = buffer.size(), buffer.observations
+        seen = {key: torch.from_numpy(data[key][:size]) for key in policy.normalizer.inputs}
+        policy.normalizer.fit({key: value.to(policy.device) for key, value in seen.items()})
+        if config.actor == "plain":
+            for _ in range(config.critic_warmup_steps):
+                clone_step(policy, buffer.sample(batch_size), config, self._rng)
+            for follower in filter(None, (policy.actor_target, policy.actor_average)):
+                follower.load_state_dict(policy.actor.state_dict())
         for _ in range(config.critic_warmup_steps):
-            clone_step(policy, buffer.sample(batch_size), config, rng)
-        for follower in filter(None, (policy.actor_target, policy.actor_average)):
-            follower.load_state_dict(policy.actor.state_dict())
-    for _ in range(config.critic_warmup_steps):
-        steps.critic(buffer.sample(batch_size))
+            self.critic(buffer.sample(batch_size))
 
 
 def critic_step(
