@@ -86,8 +86,7 @@ class RunCallback(BaseCallback):
         self.saved_at = done
 
     def _on_step(self) -> bool:
-        # Blocks that a checkpoint of an earlier version holds do not say who acted.
-        is_warm_up = not self.locals.get("by_actor", True)
+        is_warm_up = not self.locals["by_actor"]
         for done, info in zip(self.locals["dones"], self.locals["infos"], strict=True):
             self.env_steps += int(info.get("executed_steps", 0))
             for key, value in reward_metrics(info.get("reward_terms", {})).items():
@@ -103,15 +102,14 @@ class RunCallback(BaseCallback):
     def state(self) -> dict[str, Any]:
         """Return what a resumed run needs."""
         return {
-            "episodes": self.episodes.state(),
+            "episodes": self.episodes,
             "env_steps": self.env_steps,
             "best": None if self.best is None else self.best.state(),
         }
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Take over what :meth:`state` returned."""
-        self.episodes.restore(state["episodes"])
-        self.env_steps = state["env_steps"]
+        self.episodes, self.env_steps = state["episodes"], state["env_steps"]
         if self.best is not None and state["best"] is not None:
             self.best.restore(state["best"])
 

@@ -35,8 +35,6 @@ class BestModel:
         run: Where ``best.safetensors`` goes.
         every: Chunks between two evaluations.
         background: Play in a thread.
-        next_at: Chunks at which the next evaluation is due.
-        best: Best mean success so far, None before the first evaluation.
         vla: Mean success of the VLA on the same layouts, once known.
         history: (chunks, mean success, mean success by task) of every evaluation.
     """
@@ -46,32 +44,34 @@ class BestModel:
     run: RunDir
     every: int
     background: bool = False
-    next_at: int = 0
-    best: float | None = None
     vla: float | None = None
     history: list[tuple[int, float, dict[int, float]]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        self.next_at = self.next_at or self.every
         self._executor = ThreadPoolExecutor(1, thread_name_prefix="evaluation")
         self._pending: Future[dict[str, float]] | None = None
         self._tuner: VLAFineTuner | None = None
+
+    @property
+    def best(self) -> float | None:
+        """Best mean success so far, None before the first evaluation."""
+        return max((score for _, score, _ in self.history), default=None)
 
     def close(self) -> None:
         """Wait for the evaluation under way and end the thread."""
         self._executor.shutdown(wait=True)
 
     def is_due(self, num_chunks: int) -> bool:
-        """Tell whether the threshold is passed (several environments step at once: no modulo).
+        """Tell whether a threshold has been passed since the last evaluation.
 
-        Not while an evaluation is under way: the next one begins after it.
+        No modulo: several environments step at once. Not while an evaluation is under way: the
+        next one begins after it.
         """
-        return num_chunks >= self.next_at and self._pending is None
+        last = self.history[-1][0] if self.history else 0
+        return self._pending is None and num_chunks // self.every > last // self.every
 
     def begin(self, model: TD3BC, num_chunks: int) -> None:
         """Begin to evaluate the policy as it is now; call it where the model stands still."""
-        while self.next_at <= num_chunks:
-            self.next_at += self.every
         arguments = (copy.deepcopy(model.policy), num_chunks)
         # Only without a thread: a VLA that is trained collects and learns by turns (ahead 0).
         self._tuner = model.fine_tuner
@@ -103,26 +103,25 @@ class BestModel:
             self.vla = mean_success(self.player.play(None, self.starts))
         episodes = self.player.play(policy, self.starts)
         score, by_task = mean_success(episodes), success_by_task(episodes)
+        before = -1.0 if self.best is None else self.best
         self.history.append((num_chunks, score, by_task))
-        if self.best is None or score > self.best:
-            self.best = score
+        if score > before:
             if self._tuner is not None:
                 with replacing(self.run.best_vla) as draft:
                     save_tensors(draft, self._tuner.state_dict(optimizer=False))
             policy.save(self.run.best)
         metrics = {
             "eval/success": score,
-            "eval/best": self.best,
+            "eval/best": max(before, score),
             "eval/vla_success": self.vla,
             "eval/chunks": float(num_chunks),
         }
         return metrics | {f"eval/success_task_{task}": rate for task, rate in by_task.items()}
 
     def state(self) -> dict[str, Any]:
-        """Return what a resumed run needs."""
-        return {key: getattr(self, key) for key in ("next_at", "best", "vla", "history")}
+        """Return what the result card holds, and a resumed run needs."""
+        return {"best": self.best, "vla": self.vla, "history": self.history}
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Take over what :meth:`state` returned."""
-        for key, value in state.items():
-            setattr(self, key, list(value) if key == "history" else value)
+        self.vla, self.history = state["vla"], list(state["history"])

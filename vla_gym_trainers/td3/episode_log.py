@@ -44,14 +44,6 @@ class EpisodeLog:
         """Return the success rate of the newest 50 episodes; None before the first one."""
         return _rate(_wins([*self.warmup[-50:], *self.trained[-50:]][-50:]))
 
-    def state(self) -> dict[str, Any]:
-        """Return a copy that can be pickled."""
-        return {"warmup": list(self.warmup), "trained": list(self.trained)}
-
-    def restore(self, state: Mapping[str, Any]) -> None:
-        """Take over what :meth:`state` returned."""
-        self.warmup, self.trained = list(state["warmup"]), list(state["trained"])
-
     def summary(self) -> dict[str, Any]:
         """Return the figures of the result card; docs/metrics.md has their formulas."""
         return {

@@ -28,9 +28,7 @@ def test_rates_by_task_and_what_comes_back():
         log.add(7, True, is_warm_up=False)
         if number == 47:
             assert log.recent_success() == 48 / 50, "the newest 50 of 51"
-    again = EpisodeLog()
-    again.restore(pickle.loads(pickle.dumps(log.state())))
-    summary = again.summary()
+    summary = pickle.loads(pickle.dumps(log)).summary()
     assert summary == log.summary()
     assert (summary["warmup_episodes"], summary["warmup_success"]) == (3, 1 / 3)
     assert summary["success_by_100_episodes"] == [1.0]
