@@ -33,7 +33,6 @@ from vla_gym_trainers.runs.torch_helpers import load_parameters, save_parameters
 
 DEADLINE_SECONDS = 6 * 3600.0  # of one rollout
 _COLLECTION = 8  # sets the seeds of rollouts apart from other uses of the run's seed
-BEST, LAST = "best.safetensors", "last.safetensors"
 
 
 def rollout_seed(seed: int, iteration: int) -> int:
@@ -240,10 +239,7 @@ class Loop:
         metrics, is_best = validation.evaluate(steps)
         self.run.log(metrics, steps)
         if is_best:
-            self._write(BEST)
-
-    def _write(self, name: str) -> None:
-        save_parameters(self.run.dir.path / name, self.policy.state_dict())
+            save_parameters(self.run.dir.best, self.policy.state_dict())
 
     # Checkpoints
 
@@ -265,11 +261,11 @@ class Loop:
     def finish(self) -> None:
         """Write the last parameters, and take over the best ones if there are any."""
         if self.run.is_main:
-            self._write(LAST)
-            best = self.run.dir.path / BEST
-            if best.is_file():
-                self.policy.load_state_dict(load_parameters(best))
-            self.networks.save(self.run.dir.path)
+            files = self.run.dir
+            save_parameters(files.last, self.policy.state_dict())
+            if files.best.is_file():
+                self.policy.load_state_dict(load_parameters(files.best))
+            self.networks.save(files.path)
 
     def results(self) -> dict[str, Any]:
         """Return what else goes into the result card, when the environments are closed."""
