@@ -60,7 +60,9 @@ class RunLogger:
 
     def record_mean(self, key: str, value: float) -> None:
         """Set a metric of the next log to the mean of the values recorded since the last one."""
-        count, mean = self._counts.get(key, 0), self._values.get(key) or 0.0
+        count = self._counts.get(key, 0)
+        mean = self._values[key] if count else 0.0
+        mean = np.nan if mean is None else mean  # which a checkpoint holds in its place
         self._values[key] = mean * count / (count + 1) + float(value) / (count + 1)
         self._counts[key] = count + 1
 

@@ -241,14 +241,17 @@ def test_metrics_are_cut_back_to_the_checkpoint(tmp_path: Path) -> None:
 
     first = RunLogger(path, tmp_path / "tb")
     write(first, 5, c=3, a=np.float32(1.5), b=float("nan"), figure=object())
+    first.record_mean("mean", float("nan"))
     kept = first.state(5)
     write(first, 6, a=2.0).close()
     path.write_bytes(path.read_bytes() + b'{"step": 7, "a"')  # killed while writing
     assert [row["step"] for row in read_rows(path)] == [5, 6]
-    write(RunLogger(path, tmp_path / "tb", kept), 6, a=4.0).close()
+    again = RunLogger(path, tmp_path / "tb", kept)
+    again.record_mean("mean", 1.0)  # of this and what is no number
+    write(again, 6, a=4.0).close()
     assert rows_without_times(path) == [
         {"step": 5, "a": 1.5, "b": None, "c": 3},
-        {"step": 6, "a": 4.0},
+        {"step": 6, "a": 4.0, "mean": None},
     ]
 
 
