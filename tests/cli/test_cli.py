@@ -68,6 +68,13 @@ def test_a_mistake_is_one_line_and_exit_code_2(arguments, expected, one_error):
     assert expected in one_error(cli.main, *arguments)
 
 
+def test_a_file_in_place_of_a_folder_is_one_line(tmp_path, capsys):
+    (file := tmp_path / "notes.txt").touch()
+    assert train(["rl-token", "--assets", "lite", "--run-dir", str(file)]) == 2
+    error = capsys.readouterr().err
+    assert f"error: {file}" in error and error.count("\n") == 1
+
+
 def run_into_closed_pipe(arguments: list[str], lines: int) -> tuple[int, str]:
     """Run a command whose reader goes after some lines; return its status and what it complains."""
     command = [sys.executable, "-m", "vla_gym.cli.main", *arguments]

@@ -243,7 +243,7 @@ def run_program(
 def run_command(command: Callable[[Sequence[str]], int | None], arguments: Sequence[str]) -> int:
     """Run a command; what the user can mend is one line on stderr in place of a traceback.
 
-    That is an error of this package, a path that may not be used, a full disk.
+    That is an error of this package, a path that may not or cannot be used, a full disk.
     """
     try:
         return command(arguments) or EXIT_OK
@@ -252,12 +252,12 @@ def run_command(command: Callable[[Sequence[str]], int | None], arguments: Seque
         return EXIT_STOPPED
     except VlaGymError as error:
         sys.stderr.write(f"error: {error}\n")
-    except PermissionError as error:
+    except (PermissionError, FileExistsError, IsADirectoryError, NotADirectoryError) as error:
         if error.filename is None:
             raise
         sys.stderr.write(
-            f"error: {error.filename} may not be used ({error.strerror}): give a path of your own, "
-            "or have its owner let you read and write it.\n"
+            f"error: {error.filename} may not be used ({error.strerror}): give another path, or "
+            "have its owner let you read and write it.\n"
         )
     except Exception as error:
         if not is_disk_full(error):

@@ -56,6 +56,8 @@ class ProbeConfig(StatesConfig):
                 "Probes need at least three episodes a task of the expert or of the VLA: two to "
                 "fit, one to test."
             )
+        if self.output is not None and Path(self.output).is_dir():
+            raise ConfigError(f"output {self.output} is a folder: name a .json file in it.")
 
 
 def probe_rl_token(config: ProbeConfig) -> dict[str, Any]:

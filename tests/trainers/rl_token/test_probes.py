@@ -302,6 +302,7 @@ def test_bad_options_are_refused():
         ({"test_share": 1.0}, "test_share"),
         ({"expert_episodes": 1, "rollout_episodes": 1}, "three episodes"),
         ({"expert_episodes": 4, "rollout_episodes": 0, "test_share": 0.9}, "three episodes"),
+        ({"output": "/"}, "output / is a folder"),
     ):
         with pytest.raises(ConfigError, match=message):
             ProbeConfig(**values).check()
