@@ -36,8 +36,9 @@ def load_policy(path: Path) -> Any:
     file = policy_file(path)
     if file is None:
         raise WeightsError(
-            f"No trained policy in {path}: expected the run directory of 'vla-gym-train td3' or of "
-            "ppo with --policy rl-token, or its policy.safetensors."
+            f"No trained policy in {path}: expected a run directory of 'vla-gym-train td3 | ppo | "
+            "grpo', or its policy.safetensors. A run writes its policy when it ends; one that was "
+            f"stopped ends with --resume {path} --max-minutes 0."
         )
     if file.name == ACTOR_FILES[0]:
         from vla_gym_trainers.on_policy.rl_token_actor import RLTokenActor

@@ -96,5 +96,9 @@ def test_a_stopped_run_goes_on(tmp_path, monkeypatch, capsys):
     (stopped,) = RunDir(tmp_path).checkpoints()
     assert 100 <= int(stopped.name) < 240
     assert not (tmp_path / "card.json").exists()
-    assert main(["td3", "--resume", str(tmp_path)]) == 0
-    assert (tmp_path / "card.json").exists()
+    # Without more training it only ends: its policy is there.
+    assert main(["td3", "--resume", str(tmp_path), "--max-minutes", "0"]) == 0
+    assert (tmp_path / "card.json").exists() and (tmp_path / "policy.safetensors").exists()
+    assert RunDir(tmp_path).checkpoints() == [stopped]
+    assert main(["td3", "--resume", str(tmp_path), "--max-minutes", "None"]) == 0
+    assert int(RunDir(tmp_path).checkpoints()[-1].name) == 240
