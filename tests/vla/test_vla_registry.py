@@ -17,7 +17,7 @@ from safetensors.torch import load_file
 
 from vla_gym.errors import ConfigError, RLTokenWarning, WeightsError
 from vla_gym.remote.remote_vla import RemoteVLA, vla_facts
-from vla_gym.rl_token import choose_rl_token
+from vla_gym.rl_token import choose_rl_token, load_rl_token
 from vla_gym.vla import FrozenVLA, load
 from vla_gym.vla.files import (
     WEIGHTS_ROOT,
@@ -324,6 +324,18 @@ def test_missing_checkpoint_is_named():
         load("openvla-oft:/no/such/folder")
     with pytest.raises(WeightsError, match="shipped names: .*mini"):
         load("no-such-vla")
+
+
+def test_a_training_run_is_no_checkpoint(tmp_path):
+    (tmp_path / "metrics.jsonl").touch()
+    (tmp_path / "checkpoints").mkdir()
+    for folder in (tmp_path, tmp_path / "best", tmp_path / "model"):
+        folder.mkdir(exist_ok=True)
+        (folder / "config.json").write_text("{}")
+    with pytest.raises(WeightsError, match="a training run: .* there are: best, model"):
+        load(str(tmp_path))
+    with pytest.raises(WeightsError, match="a training run: .* there are: best, model"):
+        load_rl_token(tmp_path)
 
 
 def test_mini_by_name_and_by_path(tmp_path, monkeypatch):

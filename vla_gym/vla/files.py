@@ -35,13 +35,19 @@ def resolve_weights(name_or_path: str | Path, suffix: str = "") -> Path:
         suffix: Appended to a name, not to a path (``"-rl-token"``).
 
     Raises:
-        WeightsError: If neither exists or the folder has no config.json.
+        WeightsError: If neither exists, or the folder has no config.json or is a training run's.
     """
     outside.check_path(name_or_path)
     own = Path(os.path.expanduser(name_or_path))
     is_name = isinstance(name_or_path, str) and name_or_path == own.name
     for folder in (WEIGHTS_ROOT / f"{own}{suffix}", own) if is_name else (own,):
         if os.path.isfile(folder / "config.json"):  # where a name is too long, Path's raises
+            if (folder / "metrics.jsonl").is_file() and (folder / "checkpoints").is_dir():
+                inside = sorted(path.parent.name for path in folder.glob("*/config.json"))
+                raise WeightsError(
+                    f"{folder} is a training run: expected a folder in it that is a checkpoint; "
+                    f"there are: {', '.join(inside) or 'none'}."
+                )
             return folder.resolve()
     known = sorted(
         path.parent.name.removesuffix(suffix)
