@@ -15,6 +15,7 @@ from gymnasium.vector import VectorEnv
 from stable_baselines3 import TD3
 from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.type_aliases import GymEnv, MaybeCallback
+from stable_baselines3.common.vec_env import VecEnv
 from torch import Tensor
 
 from vla_gym.errors import ConfigError
@@ -82,8 +83,13 @@ class TD3BC(TD3):
                 ``tensorboard_log``, ``stats_window_size``, ``verbose``.
 
         Raises:
-            ConfigError: If the spaces do not fit, or a number of the config is given here.
+            ConfigError: If the spaces, the policy or the config do not fit, or a number of the
+                config is given here.
         """
+        if isinstance(policy, str) and policy not in self.policy_aliases:
+            raise ConfigError(f"policy must be 'RLTokenPolicy' or a class, got {policy!r}.")
+        if not isinstance(config, TD3Config | None):
+            raise ConfigError(f"config must be a TD3Config, got {config!r:.80}.")
         if numbers := sorted(sb3.keys() & {field.name for field in fields(TD3Config)}):
             raise ConfigError(
                 f"The numbers of the algorithm stand in its config: TD3Config({numbers[0]}=...), "
@@ -103,7 +109,7 @@ class TD3BC(TD3):
         self.clock = Stopwatch()
         super().__init__(
             policy,  # type: ignore[arg-type]
-            sb3_vec_env(env) if isinstance(env, VectorEnv) else env,  # type: ignore[arg-type]
+            env,  # type: ignore[arg-type]
             config.learning_rate,
             config.buffer_size,
             config.learning_starts,
@@ -117,6 +123,13 @@ class TD3BC(TD3):
             device=device,
             **sb3,
         )
+
+    @staticmethod
+    def _wrap_env(env: Any, verbose: int = 0, monitor_wrapper: bool = True) -> VecEnv:
+        """Adapt what the constructor, ``load`` and ``set_env`` are given."""
+        if isinstance(env, VectorEnv):
+            env = sb3_vec_env(env)
+        return TD3._wrap_env(env, verbose, monitor_wrapper)
 
     def _setup_model(self) -> None:
         chunk_len, action_size = check_spaces(self.observation_space, self.action_space)

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from gymnasium.vector import AutoresetMode, SyncVectorEnv
 from stable_baselines3.common.vec_env import DummyVecEnv
 from td3_toys import td3_bc
 from toy_env import ToyReach
@@ -108,6 +109,13 @@ def test_numbers_of_the_config_are_refused_elsewhere() -> None:
         TD3BC("RLTokenPolicy", ToyReach(), gamma=0.9, batch_size=8)
 
 
+def test_another_policy_or_config_is_refused() -> None:
+    with pytest.raises(ConfigError, match="policy must be 'RLTokenPolicy'.*'MultiInputPolicy'"):
+        TD3BC("MultiInputPolicy", ToyReach())
+    with pytest.raises(ConfigError, match="config must be a TD3Config"):
+        TD3BC("RLTokenPolicy", ToyReach(), {"gamma": 0.9})  # type: ignore[arg-type]
+
+
 def test_another_gamma_than_the_environments_is_a_warning() -> None:
     with pytest.warns(UserWarning, match=r"gamma=0\.98, which is used, not by the config's 0\.9:"):
         make(gamma=0.9).learn(8)
@@ -162,6 +170,18 @@ def test_save_and_load_give_equal_actions_and_go_on(tmp_path: Path) -> None:
         trained.set_logger(model.logger)
         trained.train(gradient_steps=5, batch_size=16)
     np.testing.assert_array_equal(greedy_actions(loaded), greedy_actions(model))
+
+
+def test_environments_of_gymnasium_are_taken_anywhere(tmp_path: Path) -> None:
+    def envs() -> SyncVectorEnv:
+        return SyncVectorEnv([ToyReach] * 2, autoreset_mode=AutoresetMode.SAME_STEP)
+
+    model = make(envs()).learn(8)
+    model.save(tmp_path / "model.zip")
+    loaded = TD3BC.load(tmp_path / "model.zip", env=envs())
+    loaded.learn(8, reset_num_timesteps=False)
+    loaded.set_env(envs())
+    assert loaded.learn(8, reset_num_timesteps=False).num_timesteps == 3 * 16
 
 
 def test_settings_that_change_between_steps_count_at_once() -> None:
