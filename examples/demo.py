@@ -32,7 +32,8 @@ for _variable in ("OMP_NUM_THREADS", "NUMBA_NUM_THREADS"):
 from rich.console import Console  # noqa: E402
 
 from vla_gym.cli.doctor import as_json, print_report, run_checks  # noqa: E402
-from vla_gym.errors import ConfigError, VlaGymError  # noqa: E402
+from vla_gym.cli.main import run_command  # noqa: E402
+from vla_gym.errors import ConfigError  # noqa: E402
 from vla_gym.suites import get_task  # noqa: E402
 
 console = Console()
@@ -128,6 +129,8 @@ def training_settings(config: DemoConfig, run_dir: Path) -> Any:
         raise ConfigError(
             f"{config.preset} trains on several tasks, the demo is about one: give --task-id."
         )
+    if settings.eval_states == 0:
+        raise ConfigError("The demo compares on official states: give --eval-states, such as 50.")
     return settings
 
 
@@ -190,8 +193,5 @@ if __name__ == "__main__":
     import tyro
 
     logging.basicConfig(level=logging.WARNING)
-    try:
-        sys.exit(main(tyro.cli(DemoConfig, description=__doc__)))
-    except VlaGymError as error:
-        console.print(f"error: {error}", style="bold red", markup=False, highlight=False)
-        sys.exit(2)
+    settings = tyro.cli(DemoConfig, description=__doc__)
+    sys.exit(run_command(lambda _: main(settings), []))
