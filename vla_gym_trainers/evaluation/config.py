@@ -31,7 +31,7 @@ class EvalConfig(PolicyConfig):
 
     Examples:
       vla-gym eval --suite spatial object goal --out runs/mini
-      vla-gym eval --policy runs/td3-goal-9 --task-ids 9 --out runs/td3 --paired runs/vla/card.json
+      vla-gym eval --policy runs/td3 --task-ids 9 --out runs/td3/official --paired runs/vla
       vla-gym eval --shards 2/4 --out part2.json
       vla-gym eval-merge part1.json part2.json part3.json part4.json --out card.json
     """

@@ -24,7 +24,7 @@ class ReportConfig:
     Examples:
       vla-gym report runs/bowl
       vla-gym report runs/td3-seed0 runs/td3-seed10000 runs/grpo --out compare.html
-      vla-gym report runs/mini/card.json runs/td3/card.json --out cards.html
+      vla-gym report runs/vla/card.json runs/td3/official/card.json --out cards.html
     """
 
     runs: tyro.conf.Positional[tuple[Path, ...]]
