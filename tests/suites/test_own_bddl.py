@@ -20,7 +20,7 @@ from world_model_toys import OneView
 import vla_gym  # noqa: F401 - registers the ids
 from vla_gym.assets import cache_dir, resolve_asset_pack
 from vla_gym.errors import AssetError, CompileError, ConfigError, UnknownTaskError, VlaGymError
-from vla_gym.remote.part import PartEnv, build
+from vla_gym.remote.part_env import PartEnv, build
 from vla_gym.rollout import Start
 from vla_gym.suites import SUITES, VARIANTS, get_suite, get_task, registry, suite_tasks
 from vla_gym.suites.disk_cache import load_scene

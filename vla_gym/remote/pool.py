@@ -56,7 +56,7 @@ class RemotePool:
 
         Args:
             blocks: Environment ids of each part.
-            builders: A call of ``vla_gym.remote.part.build`` for each part.
+            builders: A call of ``vla_gym.remote.part_env.build`` for each part.
             hosts: Where they are placed; closed with the pool.
             interrupts: Tells when a wait may be interrupted.
             assets: Name of the asset pack that every node must have as this machine has it.

@@ -13,7 +13,7 @@ from vla_gym.envs.checks import as_integer, check_flag, check_keywords
 from vla_gym.envs.libero import LiberoEnv
 from vla_gym.errors import ConfigError
 from vla_gym.remote.links import Wanted
-from vla_gym.remote.part import PartEnv, VectorWrapper, build
+from vla_gym.remote.part_env import PartEnv, VectorWrapper, build
 from vla_gym.remote.pool import RemotePool
 from vla_gym.remote.shards import Hosts
 from vla_gym.suites import get_suite
