@@ -7,7 +7,7 @@
 # Further options are the trainer's.
 # RUNS: folder of the runs (default runs). A run that was stopped goes on; so does an evaluation.
 # VLA: the frozen VLA (default mini-few). STATES: official states of each task that are evaluated (default 50).
-# TRAINER, PRESET: what trains (default td3, td3_libero); a GROUP holds the runs of one of each, and of one VLA. HEAD: of the VLA alone (default: its own first choice).
+# TRAINER, PRESET: what trains (default td3, td3_libero); a given TRAINER begins the run's name. A GROUP holds the runs of one VLA and HEAD: of the VLA alone (default: its own first choice).
 # PAIRED: card of another evaluation of the same states that the policy is compared with, in place of the VLA's.
 # GROUP: folder in RUNS, and of the cards in results/ (default libero, which is mini-few's: another VLA needs another).
 # DEMOS: folder of demonstrations in td3's replay; empty: none (default: two of the task whose official states mini-few almost never solves, those that it was cloned from).
@@ -17,7 +17,7 @@ suite=${1:?Expected a suite and a seed.} seed=${2:?Expected a seed.}
 shift 2
 group=${GROUP:-libero}
 runs=${RUNS:-runs}/$group bin=${VENV:-.venv}/bin vla=${VLA:-mini-few}
-name=$suite-s$seed$(printf '%s' "${@/#/-}" | tr -c '[:alnum:].' '-' | sed 's/--*/-/g')
+name=${TRAINER:+$TRAINER-}$suite-s$seed$(printf '%s' "${@/#/-}" | tr -c '[:alnum:].' '-' | sed 's/--*/-/g')
 trainer=${TRAINER:-td3} demos=${DEMOS:-}
 if [ "$group" = libero ] && [ "$trainer-$vla" != td3-mini-few ]; then
     echo "GROUP libero holds td3's runs of mini-few: give $trainer of $vla a GROUP of its own." >&2
