@@ -6,7 +6,6 @@ from collections import defaultdict
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from copy import copy
-from dataclasses import fields
 from typing import Any
 
 import numpy as np
@@ -88,14 +87,7 @@ class TD3BC(TD3):
         """
         if isinstance(policy, str) and policy not in self.policy_aliases:
             raise ConfigError(f"policy must be 'RLTokenPolicy' or a class, got {policy!r}.")
-        if not isinstance(config, TD3Config | None):
-            raise ConfigError(f"config must be a TD3Config, got {config!r:.80}.")
-        if numbers := sorted(sb3.keys() & {field.name for field in fields(TD3Config)}):
-            raise ConfigError(
-                f"The numbers of the algorithm stand in its config: TD3Config({numbers[0]}=...), "
-                f"not TD3BC({numbers[0]}=...); got {', '.join(numbers)}."
-            )
-        self.config = config = config or TD3Config()
+        self.config = config = TD3Config.checked(config, sb3)
         self.rollout_device = rollout_device
         self.update_debt, self.vla_debt, self.max_staleness = 0.0, 0, 0
         self.pipeline: Pipeline[ActingPolicy, Block] | None = None

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from typing import Annotated, Any, Literal
 
 from msgspec import Meta
@@ -170,6 +170,22 @@ class TD3Config:
                 f"actor_ema {self.actor_ema:g} keeps an average of actors, vla_update_freq the "
                 "newest VLA, which they have not seen: leave one of the two out."
             )
+
+    @classmethod
+    def checked(cls, config: TD3Config | None, others: Mapping[str, Any]) -> TD3Config:
+        """Return an algorithm's config, None's defaults; ``others`` are its other arguments.
+
+        Raises:
+            ConfigError: If it is no config, or one of its numbers is among the others.
+        """
+        if not isinstance(config, TD3Config | None):
+            raise ConfigError(f"config must be a TD3Config, got {config!r:.80}.")
+        if numbers := sorted(others.keys() & {field.name for field in fields(cls)}):
+            raise ConfigError(
+                f"The numbers of the algorithm stand in its config: TD3Config({numbers[0]}=...), "
+                f"not TD3BC({numbers[0]}=...); got {', '.join(numbers)}."
+            )
+        return config or cls()
 
     def at(self, num_timesteps: int) -> TD3Config:
         """Return the numbers as they are after so many chunks, those of the warm-up included."""
