@@ -96,6 +96,8 @@ def main(args: Args) -> None:  # noqa: C901  (one file, read from top to bottom)
 
     # Replay: plain arrays. `discounts` holds gamma ** executed_steps, 0 after a success; a time
     # limit is no end: its discount is like any other.
+    if args.eval_states:
+        env.reset(options={"init_state_id": args.eval_states - 1})  # an error now, if there is none
     obs, _ = env.reset(seed=args.seed)
     state_dim = len(flat(obs)[0])
     widths = {"x": state_dim, "ref": size, "a": size, "x2": state_dim, "ref2": size}

@@ -96,8 +96,10 @@ def test_save_and_load_round_trip_is_half_precision(tmp_path):
     assert again.config.proprio_mean == [1.1] * 11
     for before, after in zip(model.parameters(), again.parameters(), strict=True):
         torch.testing.assert_close(after, before.half().float(), atol=0, rtol=0)
-    assert load(tmp_path) is load(str(tmp_path))
-    assert load(tmp_path).hidden_size == 32
+    before = load(tmp_path)
+    assert before is load(str(tmp_path)) and before.hidden_size == 32
+    MiniVLA(small_config()).save_pretrained(tmp_path)
+    assert load(tmp_path) is not before  # what lies there now
 
 
 def test_broken_checkpoints_give_one_clear_error(tmp_path):

@@ -19,8 +19,8 @@ class EnvSettings:
     physics: Literal["fast", "exact"] = "fast"
     """Physics mode."""
     variation: str | None = None
-    """How light, cameras, colours and clutter vary: mild or strong. A trainer's own validation and
-    evaluations play LIBERO's own look all the same."""
+    """How light, cameras, colours and clutter vary: mild or strong; where a policy is trained, in
+    training alone."""
     scene_reset_interval: PositiveInt = 1
     """Episodes in a row that share a look."""
 

@@ -15,7 +15,7 @@ from vla_gym.rl_token.model import RLTokenDecoder, RLTokenEncoder, RLTokenModelC
 from vla_gym.vla import check_device
 from vla_gym.vla.base import FrozenVLA
 from vla_gym.vla.checkpoint_files import Checkpoint
-from vla_gym.vla.files import WEIGHTS_ROOT, resolve_weights
+from vla_gym.vla.files import WEIGHTS_ROOT, last_written, resolve_weights
 
 __all__ = [
     "RLTokenModelConfig",
@@ -28,7 +28,7 @@ __all__ = [
 
 
 def load_rl_token(name_or_path: str | Path, device: str = "cpu") -> RLTokenEncoder:
-    """Return a frozen RL-token encoder; the same one for every call with the same arguments.
+    """Return a frozen RL-token encoder; the same one for the same arguments and files.
 
     Args:
         name_or_path: Name of the VLA it belongs to (``"mini"`` stands for the shipped folder
@@ -40,7 +40,8 @@ def load_rl_token(name_or_path: str | Path, device: str = "cpu") -> RLTokenEncod
         WeightsError: If the checkpoint is missing, corrupt or of another architecture.
     """
     check_device(device)
-    return _load(resolve_weights(name_or_path, suffix="-rl-token"), device)
+    folder = resolve_weights(name_or_path, suffix="-rl-token")
+    return _load(folder, device, last_written(folder))
 
 
 def choose_rl_token(
@@ -96,5 +97,5 @@ def stored_decoder(encoder: RLTokenEncoder) -> RLTokenDecoder | None:
 
 
 @cache
-def _load(folder: Path, device: str) -> RLTokenEncoder:
+def _load(folder: Path, device: str, written: object) -> RLTokenEncoder:  # noqa: ARG001
     return RLTokenEncoder.from_pretrained(folder).to(device)

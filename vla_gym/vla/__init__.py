@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from vla_gym.errors import ConfigError
 from vla_gym.outside import to_type
 from vla_gym.vla.base import FrozenVLA, TokenVLA, VLAOutput
+from vla_gym.vla.files import last_written
 from vla_gym.vla.registry import Spec, backend_class, known_backends, parse_spec
 from vla_gym.vla.stateful import StatefulVLA
 
@@ -31,7 +32,7 @@ def load(
     allow_class: bool = True,
     **options: Any,
 ) -> FrozenVLA:
-    """Return a frozen VLA; the same one for every call with the same arguments.
+    """Return a frozen VLA; the same one for every call with the same arguments and files.
 
     Args:
         spec: ``"mini"``, ``"<backend>:/path"``, a folder whose config.json tells its backend, or
@@ -56,12 +57,17 @@ def load(
     options = {**dict(parsed.options), **options}
     in_spec = {name: options.pop(name) for name in ("dtype", "compile") if name in options}
     switch: Any = bool | None
+    read = [parsed.path]
+    if "adapters" in options:
+        read.append(Path(str(options["adapters"])).expanduser().absolute())
+        options["adapters"] = str(read[-1])
     arguments = (
         parsed._replace(options=()),
         str(device),
         parse_dtype(in_spec.get("dtype") if dtype is None else dtype),
         bool(compile or to_type(in_spec.get("compile"), switch, "The option compile")),
         tuple(sorted(options.items())),
+        tuple(map(last_written, read)),
     )
     try:
         hash(arguments)
@@ -95,6 +101,7 @@ def _load(
     dtype: torch.dtype | None,
     compile: bool,
     options: tuple[tuple[str, Any], ...],
+    written: object,  # noqa: ARG001 - of the same folder with other files it is another VLA
 ) -> FrozenVLA:
     chosen = backend_class(spec.backend)
     own = dict(options)
@@ -120,7 +127,7 @@ def _load(
     if adapters is not None:
         from vla_gym.vla.lora import LoraAdapters
 
-        LoraAdapters.load(vla, Path(str(adapters)).expanduser()).merge()
+        LoraAdapters.load(vla, adapters).merge()
     return vla
 
 

@@ -60,6 +60,13 @@ def resolve_weights(name_or_path: str | Path, suffix: str = "") -> Path:
     )
 
 
+def last_written(folder: Path) -> tuple[tuple[str, int, int, int], ...]:
+    """Return names, numbers, sizes and times of a folder: others once it is written again."""
+    files = os.scandir(folder) if folder.is_dir() else ()
+    stats = [(file.name, file.stat()) for file in files]
+    return tuple(sorted((name, s.st_ino, s.st_size, s.st_mtime_ns) for name, s in stats))
+
+
 def write_checkpoint(
     folder: Path,
     config: Mapping[str, Any],

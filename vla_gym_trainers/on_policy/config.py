@@ -143,6 +143,11 @@ class OnPolicyConfig(WorldModelSettings, PolicySettings, TaskSettings, Checkpoin
             raise ConfigError(
                 f"num_envs ({self.num_envs}) must be a multiple of group_size ({self.group_size})."
             )
+        if self.ahead > 1 and self.workers == 0 and self.eval_every:
+            raise ConfigError(
+                f"With ahead={self.ahead} validation plays while a rollout is collected, which one "
+                "process cannot draw at once: give workers, ahead=1 or eval_every=0."
+            )
         self.check_policy()
         self.check_world_model()
         if self.world_model is not None and self.policy != "rl-token" and not self.rewards:

@@ -232,6 +232,11 @@ def _find(config: RunSettings, limits: CheckpointSettings) -> tuple[RunDir, Chec
             raise ConfigError(f"A resumed run stays in its folder {path}: leave --run-dir out.")
     run = RunDir(path)
     whole = run.checkpoints()
+    if limits is config and not whole and run.card.is_file():
+        raise ConfigError(
+            f"{path} holds a run that is over, and no checkpoint to go on from: give another "
+            "--run-dir, or delete the folder."
+        )
     if limits.resume is None and not limits.auto_resume:
         if whole:
             raise ConfigError(

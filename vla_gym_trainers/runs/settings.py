@@ -264,7 +264,8 @@ def check_resumable(old: CheckpointSettings, new: CheckpointSettings) -> None:
         before, after = getattr(old, item.name), getattr(new, item.name)
         saved = item.metadata.get("saved", True)
         if saved and before != after and item.name not in new.resumable:
+            free = ", ".join(name for name in new.resumable if name != "run_dir")
             raise ConfigError(
                 f"The run has {item.name}={before!r}, not {after!r}: a resumed run may change "
-                f"{', '.join(new.resumable)} only. Start a new one in another --run-dir."
+                f"{free} only. Start a new one in another --run-dir."
             )

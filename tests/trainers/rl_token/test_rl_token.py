@@ -206,6 +206,8 @@ def test_round_trip_and_broken_checkpoints(tmp_path):
     assert load_rl_token(str(tmp_path)) is again
     torch.testing.assert_close(again.encode(hidden), encoder.encode(hidden), atol=2e-2, rtol=0)
     RLTokenDecoder.from_pretrained(tmp_path)
+    encoder.save_pretrained(tmp_path, decoder)
+    assert load_rl_token(tmp_path) is not again  # what was written since
 
     weights = tmp_path / "model.safetensors"
     good = weights.read_bytes()

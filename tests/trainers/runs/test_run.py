@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import shutil
 import signal
 import sys
 import types
@@ -148,6 +149,11 @@ def test_auto_resume_begins_or_goes_on(tmp_path: Path, monkeypatch: pytest.Monke
         count(CountConfig(run_dir=tmp_path, auto_resume=True, seed=1))
     with pytest.raises(ConfigError, match=f"count --resume {tmp_path}"):
         count(CountConfig(run_dir=tmp_path))
+    shutil.rmtree(tmp_path / "checkpoints")  # to save space: its results stay
+    for again in (config, CountConfig(run_dir=tmp_path), CountConfig(resume=tmp_path)):
+        with pytest.raises(ConfigError, match="a run that is over"):
+            count(again)
+    assert (tmp_path / "card.json").is_file()
 
 
 def test_a_damaged_checkpoint_is_left_out_with_a_warning(tmp_path: Path) -> None:
