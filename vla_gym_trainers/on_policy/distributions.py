@@ -12,6 +12,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+#: Probabilities below and above which the edges of bins are not told apart, and a smallest one.
+_TAIL, _TINY = 1e-13, 1e-30
+
 
 class TokenDistribution:
     """Independent softmax distributions of a chunk's tokens; a factor is a token, (C, 7)."""
@@ -38,6 +41,56 @@ class TokenDistribution:
         """Return ``-sum_b p_b log p_b`` at the temperature, (B, C, 7), 0 to log 256 nats."""
         log_p = (self.logits.float() / self.temperature).log_softmax(dim=-1)
         return -(log_p.exp() * log_p).sum(dim=-1)
+
+
+class CorrelatedTokens(TokenDistribution):
+    """Tokens whose draws move on in one direction, as :class:`GaussianChunk`'s, not tremble.
+
+    The bins of a token share out the normal distribution N(0, 1) by their softmax probabilities.
+    In the first row a token is the bin that a number from it falls into; then the number is from
+    ``N(rho z, 1 - rho^2)``, z being the middle, by probability, of the bin of the row before. So a
+    row by itself has about the softmax distribution still; a factor is the probability of a row's
+    token given the one before it, and those of the first k rows add up to exactly the
+    log-probability of these rows alone. Neighbouring bins must be neighbouring actions.
+    """
+
+    def __init__(self, logits: Tensor, temperature: float, correlation: float) -> None:
+        """Take logits (B, C, 7, 256), a positive temperature and rho in (0, 1)."""
+        super().__init__(logits, temperature)
+        self.correlation, self._fresh = correlation, math.sqrt(1.0 - correlation**2)
+        self._p = (logits.double() / temperature).softmax(dim=-1)
+        self._reached = self._p.cumsum(dim=-1)
+
+    def draw(self, keys: np.ndarray) -> Tensor:
+        """Draw tokens (B, C, 7) int64."""
+        noise = keyed_normal(keys, self.logits.shape[1:-1]).to(self._p)
+        rows: list[Tensor] = []
+        middle = torch.zeros_like(noise[:, 0])
+        for k in range(noise.shape[1]):
+            z = self.correlation * middle + self._fresh * noise[:, k] if k else noise[:, 0]
+            row = (self._reached[:, k] <= torch.special.ndtr(z)[..., None]).sum(dim=-1)
+            rows.append(row.clamp(max=self._p.shape[-1] - 1))
+            middle = self._bins(rows[-1][:, None], slice(k, k + 1))[1][:, 0]
+        return torch.stack(rows, dim=1)
+
+    def log_prob(self, sample: Tensor) -> Tensor:
+        """Return the log-probabilities (B, C, 7) of tokens, given those of the row before."""
+        low, middle, high = self._bins(sample)
+        before = self.correlation * middle[:, :-1]
+        low, high = ((edge[:, 1:] - before) / self._fresh for edge in (low, high))
+        # In the upper half from the other side, where the difference is not rounded away.
+        side = torch.where(low > 0.0, -1.0, 1.0)
+        p = (torch.special.ndtr(side * high) - torch.special.ndtr(side * low)).abs()
+        first = super().log_prob(sample)[:, :1]
+        return torch.cat([first, p.clamp(min=_TINY).log().float()], dim=1)
+
+    def _bins(self, tokens: Tensor, rows: slice = slice(None)) -> tuple[Tensor, Tensor, Tensor]:
+        """Return lower edge, middle and upper edge, normal numbers, of the bins of tokens."""
+        index = tokens.long()[..., None]
+        p, high = (x[:, rows].gather(-1, index).squeeze(-1) for x in (self._p, self._reached))
+        edges = ((high - share * p).clamp(_TAIL, 1.0 - _TAIL) for share in (1.0, 0.5, 0.0))
+        low, middle, high = map(torch.special.ndtri, edges)
+        return low, middle, high
 
 
 class GaussianChunk:

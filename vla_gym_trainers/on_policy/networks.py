@@ -181,7 +181,12 @@ def _kind(
     elif config.policy == "own":
         policy = OwnPolicy(student, value_head=head)
     else:
-        policy = TokenPolicy(student, temperature=config.temperature, value_head=head)
+        policy = TokenPolicy(
+            student,
+            temperature=config.temperature,
+            correlation=config.noise_correlation,
+            value_head=head,
+        )
     if config.hidden_cameras:
         policy.hide(config.hidden_cameras)
     return policy

@@ -56,7 +56,7 @@ class PolicySettings:
     """gaussian: standard deviations stay below a share of sigma that falls geometrically from 1 to
     this at total_steps; default: no such bound."""
     noise_correlation: FractionBelow1 = 0.0
-    """gaussian, flow: of the noise of successive control steps of a chunk, 0 to below 1: 0
+    """tokens, gaussian, flow: of the noise of successive control steps of a chunk, 0 to below 1: 0
     trembles, 0.9 moves on in one direction."""
     flow_noise: PositiveFloat = 0.5
     """flow: level of the noise in the denoising steps."""
@@ -125,7 +125,7 @@ class PolicySettings:
                 f"{self.trainable}: give one of the two, or leave heads out (lora_train_whole "
                 "names modules that are trained whole beside adapters)."
             )
-        if self.policy in ("tokens", "own", "rl-token") and self.noise_correlation:
+        if self.policy in ("own", "rl-token") and self.noise_correlation:
             raise ConfigError(f"policy {self.policy} has no noise_correlation: leave it out.")
 
     def check_memory(self, micro_batch_size: int) -> None:

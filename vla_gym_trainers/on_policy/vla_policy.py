@@ -25,7 +25,11 @@ from vla_gym.vla.base import (
     TrainableVLA,
 )
 from vla_gym.vla.preprocess import area_downsample
-from vla_gym_trainers.on_policy.distributions import GaussianChunk, TokenDistribution
+from vla_gym_trainers.on_policy.distributions import (
+    CorrelatedTokens,
+    GaussianChunk,
+    TokenDistribution,
+)
 from vla_gym_trainers.on_policy.flow_chain import FlowChain
 from vla_gym_trainers.on_policy.policy import ArraySpec, Observation, Policy, ValueHead
 from vla_gym_trainers.on_policy.student import check_trainable
@@ -124,26 +128,36 @@ class VLAPolicy(Policy):
 class TokenPolicy(VLAPolicy):
     """A policy over the tokens of a VLA; a sample is a chunk's tokens, (C, 7).
 
-    The value head reads the hidden state of the first action query.
+    With a correlation the tokens of successive control steps are drawn as
+    :class:`CorrelatedTokens`. The value head reads the hidden state of the first action query.
 
     Attributes:
         temperature: Of drawing and of log-probabilities, positive.
+        correlation: In [0, 1).
     """
 
     protocol, by = TrainableTokenVLA, "on its tokens"
 
     def __init__(
-        self, vla: Any, *, temperature: float = 1.0, value_head: ValueHead | None = None
+        self,
+        vla: Any,
+        *,
+        temperature: float = 1.0,
+        correlation: float = 0.0,
+        value_head: ValueHead | None = None,
     ) -> None:
         """Make a policy; see the class and :class:`VLAPolicy`."""
         super().__init__(vla, value_head)
-        self.temperature = temperature
+        self.temperature, self.correlation = temperature, correlation
         self.factors, self.sample = self.chunk_shape, (self.chunk_shape, torch.uint8)
 
     def distribution(self, observation: Observation, instructions: Sequence[str]) -> Distributed:
         """Run the VLA."""
         hidden, logits = self.vla.token_outputs(*self._inputs(observation, instructions))
-        return TokenDistribution(logits, self.temperature), self._value_input(hidden[:, 0])
+        seen = TokenDistribution(logits, self.temperature)
+        if self.correlation:
+            seen = CorrelatedTokens(logits, self.temperature, self.correlation)
+        return seen, self._value_input(hidden[:, 0])
 
     def actions(self, sample: Tensor, observation: Observation) -> Tensor:  # noqa: ARG002
         """Return the actions of tokens."""

@@ -1,6 +1,7 @@
 """The VLA as a policy over tokens: draws, values, copies that share and copies that do not."""
 
 import copy
+import itertools
 
 import numpy as np
 import pytest
@@ -12,7 +13,12 @@ from vla_gym.errors import ConfigError
 from vla_gym.vla.base import TrainableTokenVLA
 from vla_gym.vla.mini.backend import MiniBackend
 from vla_gym.vla.mini.model import MiniVLA
-from vla_gym_trainers.on_policy.distributions import TokenDistribution, draw_tokens, keyed_uniform
+from vla_gym_trainers.on_policy.distributions import (
+    CorrelatedTokens,
+    TokenDistribution,
+    draw_tokens,
+    keyed_uniform,
+)
 from vla_gym_trainers.on_policy.policy import ValueHead
 from vla_gym_trainers.on_policy.student import trainable_copy
 from vla_gym_trainers.on_policy.vla_policy import TokenPolicy
@@ -103,6 +109,51 @@ def test_entropy():
         expected = -p * np.log(p) - (1 - p) * np.log(1 - p)
         found = TokenDistribution(logits, temperature).entropy()
         assert found.item() == pytest.approx(expected, abs=1e-5)
+
+
+def test_correlated_tokens_are_drawn_as_their_log_probabilities_say():
+    """All 64 chunks of three steps of a token with four bins, and its derivatives."""
+    logits = torch.randn(1, 3, 1, 4, generator=torch.manual_seed(1), dtype=torch.float64)
+    chunks = torch.tensor(list(itertools.product(range(4), repeat=3)))[..., None]
+    p = CorrelatedTokens(logits.expand(64, -1, -1, -1), 1.3, 0.8).log_prob(chunks)
+    p = p.double().sum(dim=(1, 2)).exp()
+    assert float(p.sum()) == pytest.approx(1.0, abs=1e-5)
+    count = 20_000
+    drawn = CorrelatedTokens(logits.expand(count, -1, -1, -1), 1.3, 0.8).draw(keys_of(count))
+    number = (drawn[:, :, 0] * torch.tensor([16, 4, 1])).sum(dim=1)
+    found = number.bincount(minlength=64)
+    # 63 degrees of freedom; 0.001 of such sums are above 103.
+    assert float(((found - count * p).square() / (count * p)).sum()) < 103.0
+    # As without correlation in the first step, and nearly so everywhere without much of it.
+    independent, hardly = TokenDistribution(logits, 1.3), CorrelatedTokens(logits, 1.3, 1e-6)
+    for chunk in chunks[::9, None]:
+        expected = independent.log_prob(chunk[0][None])
+        torch.testing.assert_close(hardly.log_prob(chunk[0][None]), expected, check_dtype=False)
+
+    def total(x):
+        return CorrelatedTokens(x, 1.0, 0.7).log_prob(drawn[:5]).double().sum()
+
+    x = torch.randn(5, 3, 1, 4, generator=torch.manual_seed(2), dtype=torch.float64)
+    (slope,) = torch.autograd.grad(total(x.requires_grad_()), x)
+    step = torch.randn(x.shape, generator=torch.manual_seed(3), dtype=torch.float64) * 1e-3
+    change = total(x.detach() + step) - total(x.detach() - step)
+    assert float(change) == pytest.approx(2.0 * float((slope * step).sum()), rel=1e-3)
+
+
+def test_correlated_tokens_move_on_in_one_direction(vla):
+    white, moving = (TokenPolicy(vla, correlation=rho) for rho in (0.0, 0.9))
+    frames, texts, proprio = random_inputs(1)
+    raw = {**frames, "proprio": proprio, "task_id": np.zeros(1, np.int64)}
+    many = {key: np.repeat(value, 300, axis=0) for key, value in raw.items()}
+    inputs = white.observe(many, texts * 300), texts * 300
+    means = [p.act(*inputs, keys_of(300)).actions[..., :6].mean(dim=1) for p in (white, moving)]
+    assert (means[1].std(dim=0) > 1.5 * means[0].std(dim=0)).all()
+    # Also of bins of hardly any probability, to both sides, with a derivative.
+    steep = torch.linspace(-80.0, 80.0, 256).repeat(2, 8, 7, 1)
+    steep[1] *= -1.0
+    far = CorrelatedTokens(steep.requires_grad_(), 1.0, 0.9)
+    far.log_prob(torch.arange(0, 256, 5)[:8, None].expand(2, 8, 7)).sum().backward()
+    assert steep.grad.isfinite().all()
 
 
 @pytest.mark.parametrize("what", ["lora", "heads", "full"])

@@ -264,7 +264,7 @@ RL_TOKEN = {"policy": "rl-token"}
         (PPOConfig, {"ahead": 2, "workers": 0}, "cannot draw at once: give workers"),
         (PPOConfig, {"policy": "gaussian", "fresh_heads": True}, "only tokens have"),
         (PPOConfig, {"policy": "flow", "entropy_coef": 0.1}, "constant"),
-        (PPOConfig, {"noise_correlation": 0.5}, "tokens has no noise_correlation"),
+        (PPOConfig, {**RL_TOKEN, "noise_correlation": 0.5}, "rl-token has no noise_correlation"),
         (
             PPOConfig,
             {"policy": "gaussian", "sigma": float("nan")},
