@@ -58,7 +58,7 @@ def load(
     in_spec = {name: options.pop(name) for name in ("dtype", "compile") if name in options}
     switch: Any = bool | None
     read = [parsed.path]
-    if "adapters" in options:
+    if options.get("adapters") is not None:
         read.append(Path(str(options["adapters"])).expanduser().absolute())
         options["adapters"] = str(read[-1])
     arguments = (
