@@ -15,9 +15,10 @@ from vla_gym.vla import FrozenVLA
 from vla_gym.vla.checkpoint_files import Checkpoint, weight_files
 from vla_gym.vla.lora import LoraAdapters, LoraSettings
 from vla_gym.vla.registry import backend_class
+from vla_gym_trainers.on_policy.flow_policy import FlowPolicy
 from vla_gym_trainers.on_policy.policy import ValueHead
 from vla_gym_trainers.on_policy.student import checkpoint_layers
-from vla_gym_trainers.on_policy.vla_policy import FlowPolicy, GaussianPolicy, TokenPolicy
+from vla_gym_trainers.on_policy.vla_policy import GaussianPolicy, TokenPolicy
 
 
 @pytest.fixture(scope="module")

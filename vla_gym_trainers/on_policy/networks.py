@@ -19,6 +19,7 @@ from vla_gym.vla.lora import LoraAdapters, LoraSettings, count_parameters
 from vla_gym.vla.mini.backend import MiniBackend
 from vla_gym_trainers.on_policy.config import OnPolicyConfig, PPOConfig
 from vla_gym_trainers.on_policy.distributed import local_device, local_rendering
+from vla_gym_trainers.on_policy.flow_policy import FlowPolicy
 from vla_gym_trainers.on_policy.phases import Actor, MixedActor, Phase, Teacher, VLATeacher
 from vla_gym_trainers.on_policy.policy import Policy, ValueHead
 from vla_gym_trainers.on_policy.recurrent_vla import RecurrentGaussianPolicy
@@ -31,7 +32,6 @@ from vla_gym_trainers.on_policy.student import (
     trainable_copy,
 )
 from vla_gym_trainers.on_policy.vla_policy import (
-    FlowPolicy,
     GaussianPolicy,
     OwnPolicy,
     TokenPolicy,

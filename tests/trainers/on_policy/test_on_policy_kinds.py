@@ -22,13 +22,14 @@ from vla_gym.vla.mini.backend import MiniBackend
 from vla_gym_trainers.on_policy.config import PPOConfig
 from vla_gym_trainers.on_policy.distributions import GaussianChunk
 from vla_gym_trainers.on_policy.flow_chain import FlowChain
+from vla_gym_trainers.on_policy.flow_policy import FlowPolicy
 from vla_gym_trainers.on_policy.learner import Learner
 from vla_gym_trainers.on_policy.minibatches import gather
 from vla_gym_trainers.on_policy.networks import describe, make_networks
 from vla_gym_trainers.on_policy.phases import Phase
 from vla_gym_trainers.on_policy.policy import ValueHead
 from vla_gym_trainers.on_policy.student import checkpoint_layers, trainable_copy
-from vla_gym_trainers.on_policy.vla_policy import FlowPolicy, GaussianPolicy, OwnPolicy, TokenPolicy
+from vla_gym_trainers.on_policy.vla_policy import GaussianPolicy, OwnPolicy, TokenPolicy
 
 HEADS = {
     "tokens": "token_head",
