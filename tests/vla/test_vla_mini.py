@@ -100,6 +100,8 @@ def test_save_and_load_round_trip_is_half_precision(tmp_path):
     assert before is load(str(tmp_path)) and before.hidden_size == 32
     MiniVLA(small_config()).save_pretrained(tmp_path)
     assert load(tmp_path) is not before  # what lies there now
+    (tmp_path / "readme").symlink_to(tmp_path / "nowhere")
+    assert load(tmp_path).hidden_size == 32
 
 
 def test_broken_checkpoints_give_one_clear_error(tmp_path):
