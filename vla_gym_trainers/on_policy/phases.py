@@ -36,6 +36,7 @@ class Phase:
         learning_rate: In place of the configuration's.
         rate_share: What all learning rates are multiplied by.
         sigma_share: Standard deviations may be at most this share of their first ones; None: any.
+        temperature_share: What the temperature of tokens is multiplied by.
     """
 
     name: str = "rl"
@@ -48,6 +49,7 @@ class Phase:
     learning_rate: float | None = None
     rate_share: float = 1.0
     sigma_share: float | None = None
+    temperature_share: float = 1.0
 
 
 def phase_at(config: OnPolicyConfig, steps: int) -> Phase:
@@ -56,13 +58,15 @@ def phase_at(config: OnPolicyConfig, steps: int) -> Phase:
     Until ``warmup_steps`` the teacher acts and the student clones it. During the following
     ``transition_steps`` epsilon falls linearly from 1 to 0, the weight of cloning with it, and
     the student's own chunks are reinforced. Then there is reinforcement learning alone, in PPO
-    once ``value_warmup_steps`` are over: before, the value head alone learns. The learning rates
-    and the largest standard deviations fall all along.
+    once ``value_warmup_steps`` are over: before, the value head alone learns. The learning rates,
+    the largest standard deviations and the temperature fall all along.
     """
     done = min(steps / config.total_steps, 1.0)
     rate = 1.0 - (1.0 - config.learning_rate_end) * done
     sigma = None if config.sigma_end is None else config.sigma_end**done
-    return replace(_phase_at(config, steps), rate_share=rate, sigma_share=sigma)
+    warmth = 1.0 if config.temperature_end is None else config.temperature_end**done
+    shares = {"rate_share": rate, "sigma_share": sigma, "temperature_share": warmth}
+    return replace(_phase_at(config, steps), **shares)
 
 
 def _phase_at(config: OnPolicyConfig, steps: int) -> Phase:

@@ -47,6 +47,9 @@ class PolicySettings:
     """Compute layers again in the backward pass: less memory, about a third more time."""
     temperature: PositiveFloat = 1.0
     """tokens: of drawing, and of log-probabilities."""
+    temperature_end: OpenFraction | None = None
+    """tokens: the temperature falls geometrically to this share of itself at total_steps; default:
+    it stays."""
     learn_sigma: bool = True
     """gaussian: whether the standard deviations are learned; sigma is where they begin."""
     sigma_learning_rate: PositiveFloat | None = None
@@ -109,6 +112,8 @@ class PolicySettings:
                     f"{name} is for policy gaussian with learn_sigma, got policy "
                     f"{self.policy} with learn_sigma {self.learn_sigma}: leave it out."
                 )
+        if self.temperature_end and self.policy != "tokens":
+            raise ConfigError(f"policy {self.policy} has no temperature_end: leave it out.")
         least, of = self.sigma * (self.sigma_end or 1.0), " * sigma_end" if self.sigma_end else ""
         if self.policy in ("gaussian", "rl-token") and self.min_sigma > least * (1.0 + 1e-9):
             raise ConfigError(

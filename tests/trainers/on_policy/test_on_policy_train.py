@@ -122,6 +122,17 @@ def test_asynchronous_rollouts_are_stale_by_one_update(tmp_path):
     assert min(deviations[1.0]) > 1e-3
 
 
+def test_who_acts_learns_and_is_held_to_has_one_temperature(tmp_path):
+    whole = {"epochs": 1, "num_minibatches": 1, "learning_rate": 1e-6, "kl_coef": 0.1}
+    falling = {"temperature": 2.0, "temperature_end": 0.1}
+    result = run(PPOConfig, tmp_path / "run", total_steps=300, **whole, **falling)
+    rows = [row for row in rows_of(result.run_dir) if "train/entropy" in row]
+    entropies = [row["train/entropy"] for row in rows]
+    assert entropies == sorted(entropies, reverse=True) and entropies[-1] < 0.9 * entropies[0]
+    for row in rows:
+        assert row["train/ratio_deviation"] < 1e-4 and row["train/reference_kl"] < 1e-4
+
+
 def test_phases_from_a_fresh_head(tmp_path):
     """Warm-up reaches the teacher's success; the transition keeps it."""
     result = run(
@@ -273,6 +284,7 @@ RL_TOKEN = {"policy": "rl-token"}
         (PPOConfig, {**RL_TOKEN, "min_sigma": 0.5}, "sigma .0.05., got 0.5: give"),
         (PPOConfig, {"sigma_learning_rate": 0.1}, "got policy tokens with learn_sigma True"),
         (PPOConfig, {"policy": "gaussian", "sigma_end": 0.1}, "at most sigma . sigma_end .0.005"),
+        (PPOConfig, {"policy": "flow", "temperature_end": 0.5}, "flow has no temperature_end"),
         (PPOConfig, {"heads": ("token_head",)}, "what trainable=heads trains .* trainable=lora"),
     ],
 )
