@@ -122,13 +122,13 @@ def test_asynchronous_rollouts_are_stale_by_one_update(tmp_path):
     assert min(deviations[1.0]) > 1e-3
 
 
-def test_who_acts_learns_and_is_held_to_has_one_temperature(tmp_path):
+@pytest.mark.parametrize("ahead", [0, 1])
+def test_who_acts_learns_and_is_held_to_has_one_temperature(tmp_path, ahead):
     whole = {"epochs": 1, "num_minibatches": 1, "learning_rate": 1e-6, "kl_coef": 0.1}
-    falling = {"temperature": 2.0, "temperature_end": 0.1}
-    result = run(PPOConfig, tmp_path / "run", total_steps=300, **whole, **falling)
+    whole |= {"temperature": 2.0, "temperature_end": 0.1, "total_steps": 300, "ahead": ahead}
+    result = run(PPOConfig, tmp_path / "run", **whole)
     rows = [row for row in rows_of(result.run_dir) if "train/entropy" in row]
-    entropies = [row["train/entropy"] for row in rows]
-    assert entropies == sorted(entropies, reverse=True) and entropies[-1] < 0.9 * entropies[0]
+    assert rows[-1]["train/entropy"] < 0.9 * rows[0]["train/entropy"]
     for row in rows:
         assert row["train/ratio_deviation"] < 1e-4 and row["train/reference_kl"] < 1e-4
 
