@@ -7,7 +7,8 @@ Usage: python tools/make_results_page.py [--add GROUP/NAME RUN EVALUATION]
 of its training success to results/GROUP/NAME/, without the paths of this machine. GROUP: libero
 (whole suites on LIBERO's own assets, see tools/results_suite.sh), libero_earlier (those with other
 settings than the preset's of now), libero_token (without the RL token), long (libero_10, see
-tools/results_long.sh), libero_on_policy (PPO and GRPO on a suite), or, of the earlier mini-few on
+tools/results_long.sh), libero_on_policy (PPO and GRPO on a suite, on actions of mini-flow),
+libero_action_tokens (on tokens of mini-few), or, of the earlier mini-few on
 lite, single, suite, ablation, suite_ablation, on_policy. The tables between the pages'
 ``<!-- begin ... -->`` and ``<!-- end ... -->`` lines are made of these cards alone
 (results_tables.py), and so are the pictures (results_curves.py; with ``--add`` the group's alone).

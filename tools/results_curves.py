@@ -3,8 +3,8 @@
 Part of tools/make_results_page.py.
 
 Reads results/GROUP/NAME/curve.json and train.json, writes docs/results_GROUP.svg. Runs of one kind
-(same task, algorithm and settings, other seeds; of libero, libero_token, long, libero_on_policy and
-suite_ablation: same name but for its -sSEED) share a colour. On lite PPO and GRPO are drawn with
+(same task, algorithm and settings, other seeds; of long, suite_ablation and groups on LIBERO's own
+assets: same name but for its -sSEED) share a colour. On lite PPO and GRPO are drawn with
 TD3+BC's runs on the same suite, and runs without the RL token, suite by suite, with the same runs
 that have it.
 Training episodes are played on sampled layouts with exploration noise, so the curves lie under the
@@ -34,7 +34,7 @@ RESULTS, DOCS = ROOT / "results", ROOT / "docs"
 
 def kind_of(group: str, name: str, train: dict[str, Any]) -> str:
     """Return what runs of other seeds have in common: algorithm and task or suite, or the name."""
-    if group in ("libero", "libero_token", "long", "libero_on_policy", "suite_ablation"):
+    if group in ("suite_ablation", "long") or group.startswith("libero"):
         own = re.sub(r"-s\d+(?=-|$)", "", name)
         # Here all runs are of one preset, also those with its gamma in their names.
         return own.replace("-gamma-0.995", "") if group == "libero_token" else own

@@ -17,7 +17,8 @@ from vla_gym_trainers.evaluation.statistics import sign_test
 from vla_gym_trainers.on_policy.config import GRPOConfig, PPOConfig
 from vla_gym_trainers.td3.config import TD3RunConfig
 
-LIBERO_GROUPS = ("libero", "libero_earlier", "libero_token", "long", "libero_on_policy")
+ON_POLICY_GROUPS = ("libero_on_policy", "libero_action_tokens")
+LIBERO_GROUPS = ("libero", "libero_earlier", "libero_token", "long", *ON_POLICY_GROUPS)
 GROUPS = (*LIBERO_GROUPS, "single", "suite", "ablation", "suite_ablation", "on_policy")
 #: Settings that say where or how long a run was made, not what it learned with.
 _NOT_SHOWN = {"run_dir", "progress", "torch_threads", "seed", "task_ids", "suite", "videos"}
@@ -197,7 +198,7 @@ def blocks() -> dict[str, str]:
     tables = {"libero_token_summary": token_summary()}
     for group in GROUPS:
         tables[group] = table(group)
-        if group in ("libero", "libero_token", "long", "libero_on_policy", "suite"):
+        if group in ("libero", "libero_token", "long", *ON_POLICY_GROUPS, "suite"):
             tables[f"{group}_tasks"] = tasks_table(group)
         if group in ("libero", "suite"):
             tables[f"{group}_training"] = training_table(group)

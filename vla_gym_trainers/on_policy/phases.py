@@ -65,8 +65,8 @@ def phase_at(config: OnPolicyConfig, steps: int) -> Phase:
     rate = 1.0 - (1.0 - config.learning_rate_end) * done
     sigma = None if config.sigma_end is None else config.sigma_end**done
     warmth = 1.0 if config.temperature_end is None else config.temperature_end**done
-    shares = {"rate_share": rate, "sigma_share": sigma, "temperature_share": warmth}
-    return replace(_phase_at(config, steps), **shares)
+    phase = _phase_at(config, steps)
+    return replace(phase, rate_share=rate, sigma_share=sigma, temperature_share=warmth)
 
 
 def _phase_at(config: OnPolicyConfig, steps: int) -> Phase:
