@@ -47,11 +47,11 @@ class FlowPolicy(VLAPolicy):
                 f"stochastic_steps must be in 1..{vla.num_steps} (the VLA's denoising steps; "
                 f"without noise there is nothing to reinforce), got {steps}."
             )
+        self.noise = noise
         self._chain = partial(
             FlowChain,
             num_steps=vla.num_steps,
             stochastic_steps=steps,
-            noise=noise,
             action_size=self.chunk_shape[1],
             correlation=correlation,
             fixed_start=fixed_start,
@@ -68,7 +68,7 @@ class FlowPolicy(VLAPolicy):
     def distribution(self, observation: Observation, instructions: Sequence[str]) -> Distributed:
         """Run the VLA, without the flow."""
         flow = self.vla.flow_outputs(*self._inputs(observation, instructions))
-        chain = self._chain(flow)
+        chain = self._chain(flow, noise=self.noise * (self.noise_share or 1.0))
         if self.value_head is None:
             return chain, None
         with torch.no_grad():

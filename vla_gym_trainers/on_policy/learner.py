@@ -233,7 +233,7 @@ class Learner:
         for grad in grads:
             grad.mul_(scale)
         self.optimizer.step()
-        self.policy.bound(phase.sigma_share)
+        self.policy.bound()
         self.updates += 1
         return norm
 

@@ -26,7 +26,6 @@ from vla_gym_trainers.on_policy.progress import Progress
 from vla_gym_trainers.on_policy.rollout import Rollout
 from vla_gym_trainers.on_policy.targets import Targets, grpo_targets, ppo_targets, rollout_metrics
 from vla_gym_trainers.on_policy.validation import PolicyPlayer, Validation
-from vla_gym_trainers.on_policy.vla_policy import TokenPolicy
 from vla_gym_trainers.rollout.pipeline import Pipeline
 from vla_gym_trainers.runs.run import Run
 from vla_gym_trainers.runs.settings import EVAL_SEED
@@ -49,12 +48,6 @@ def targets_of(config: OnPolicyConfig, rollout: Rollout, group: ProcessGroup) ->
         return ppo_targets(rollout, config.gae_lambda, group)
     assert isinstance(config, GRPOConfig)
     return grpo_targets(rollout, group, baseline=config.baseline, aggregation=config.aggregation)
-
-
-def set_temperature(policy: Policy, config: OnPolicyConfig, phase: Phase) -> None:
-    """Let a policy on tokens draw, and tell log-probabilities, at a phase's temperature."""
-    if isinstance(policy, TokenPolicy):
-        policy.temperature = config.temperature * phase.temperature_share
 
 
 RolloutPipeline = Pipeline[tuple[Phase, dict[str, Tensor] | None], tuple[Phase, Rollout]]
@@ -223,7 +216,7 @@ class Loop:
         phase, parameters = weights
         if parameters is not None:
             self._acting.load_state_dict(parameters)
-        set_temperature(self._acting, self.config, phase)
+        self._acting.noise_share = phase.noise_share
         actor = self.networks.actor(self._acting, self.config, phase)
         out = self._buffers[index % len(self._buffers)]
         return phase, self.collector.collect(actor, out, seed=rollout_seed(self.config.seed, index))
@@ -237,7 +230,7 @@ class Loop:
             reference.load_state_dict(self.policy.state_dict())
         progress.phase = phase.name
         for policy in filter(None, (self.policy, reference)):
-            set_temperature(policy, self.config, phase)
+            policy.noise_share = phase.noise_share
 
     def _validate(self, last: bool = False) -> None:
         validation, steps = self.validation, self.progress.steps

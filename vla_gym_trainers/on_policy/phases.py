@@ -35,8 +35,7 @@ class Phase:
         num_minibatches: In place of the configuration's.
         learning_rate: In place of the configuration's.
         rate_share: What all learning rates are multiplied by.
-        sigma_share: Standard deviations may be at most this share of their first ones; None: any.
-        temperature_share: What the temperature of tokens is multiplied by.
+        noise_share: See :class:`~vla_gym_trainers.on_policy.policy.Policy`.
     """
 
     name: str = "rl"
@@ -48,8 +47,7 @@ class Phase:
     num_minibatches: int | None = None
     learning_rate: float | None = None
     rate_share: float = 1.0
-    sigma_share: float | None = None
-    temperature_share: float = 1.0
+    noise_share: float | None = None
 
 
 def phase_at(config: OnPolicyConfig, steps: int) -> Phase:
@@ -58,15 +56,13 @@ def phase_at(config: OnPolicyConfig, steps: int) -> Phase:
     Until ``warmup_steps`` the teacher acts and the student clones it. During the following
     ``transition_steps`` epsilon falls linearly from 1 to 0, the weight of cloning with it, and
     the student's own chunks are reinforced. Then there is reinforcement learning alone, in PPO
-    once ``value_warmup_steps`` are over: before, the value head alone learns. The learning rates,
-    the largest standard deviations and the temperature fall all along.
+    once ``value_warmup_steps`` are over: before, the value head alone learns. The learning rates
+    and the noise fall all along.
     """
     done = min(steps / config.total_steps, 1.0)
     rate = 1.0 - (1.0 - config.learning_rate_end) * done
-    sigma = None if config.sigma_end is None else config.sigma_end**done
-    warmth = 1.0 if config.temperature_end is None else config.temperature_end**done
-    phase = _phase_at(config, steps)
-    return replace(phase, rate_share=rate, sigma_share=sigma, temperature_share=warmth)
+    noise = None if config.noise_end is None else config.noise_end**done
+    return replace(_phase_at(config, steps), rate_share=rate, noise_share=noise)
 
 
 def _phase_at(config: OnPolicyConfig, steps: int) -> Phase:

@@ -87,6 +87,8 @@ class Policy(ABC):
         image_size: Of the frames that it observes, in pixels.
         memory_size: S, size of the recurrent state; 0: no memory.
         frozen: A VLA beside the networks that nobody trains, or None; copies share it.
+        noise_share: What a temperature or a flow's noise is multiplied by, and the share of their
+            first values that standard deviations may have at most; None: 1, and these have none.
     """
 
     vla: Any
@@ -98,6 +100,7 @@ class Policy(ABC):
     image_size: int
     memory_size: int = 0
     frozen: Any = None
+    noise_share: float | None = None
 
     @abstractmethod
     def observe(
@@ -225,12 +228,8 @@ class Policy(ABC):
                     found = True
         return found
 
-    def bound(self, sigma_share: float | None = None) -> None:  # noqa: B027
-        """Bring parameters back into their range after a step of the optimiser.
-
-        Args:
-            sigma_share: See :class:`~vla_gym_trainers.on_policy.phases.Phase`.
-        """
+    def bound(self) -> None:  # noqa: B027
+        """Bring parameters back into their range after a step of the optimiser."""
 
     def state_dict(self) -> dict[str, Tensor]:
         """Return copies of what changes in training, on the CPU."""

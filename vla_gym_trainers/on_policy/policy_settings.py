@@ -47,20 +47,18 @@ class PolicySettings:
     """Compute layers again in the backward pass: less memory, about a third more time."""
     temperature: PositiveFloat = 1.0
     """tokens: of drawing, and of log-probabilities."""
-    temperature_end: OpenFraction | None = None
-    """tokens: the temperature falls geometrically to this share of itself at total_steps; default:
-    it stays."""
     learn_sigma: bool = True
     """gaussian: whether the standard deviations are learned; sigma is where they begin."""
     sigma_learning_rate: PositiveFloat | None = None
     """gaussian: Adam's step size of their logarithms; default: learning_rate, by which they hardly
     move."""
-    sigma_end: OpenFraction | None = None
-    """gaussian: standard deviations stay below a share of sigma that falls geometrically from 1 to
-    this at total_steps; default: no such bound."""
     noise_correlation: FractionBelow1 = 0.0
     """tokens, gaussian, flow: of the noise of successive control steps of a chunk, 0 to below 1: 0
     trembles, 0.9 moves on in one direction."""
+    noise_end: OpenFraction | None = None
+    """tokens, gaussian, flow: share of the temperature, of the sigma that is not exceeded or of the
+    flow's noise that is left at total_steps, to which it falls geometrically; default: they stay,
+    and sigma has no upper bound."""
     flow_noise: PositiveFloat = 0.5
     """flow: level of the noise in the denoising steps."""
     stochastic_steps: PositiveInt | None = None
@@ -106,15 +104,18 @@ class PolicySettings:
 
     def check_policy(self) -> None:
         """Raise a ConfigError if the policy has no such setting, or one is out of range."""
-        for name in ("sigma_learning_rate", "sigma_end"):
-            if getattr(self, name) and (self.policy != "gaussian" or not self.learn_sigma):
-                raise ConfigError(
-                    f"{name} is for policy gaussian with learn_sigma, got policy "
-                    f"{self.policy} with learn_sigma {self.learn_sigma}: leave it out."
-                )
-        if self.temperature_end and self.policy != "tokens":
-            raise ConfigError(f"policy {self.policy} has no temperature_end: leave it out.")
-        least, of = self.sigma * (self.sigma_end or 1.0), " * sigma_end" if self.sigma_end else ""
+        is_learned = self.policy == "gaussian" and self.learn_sigma
+        has = {
+            "sigma_learning_rate": is_learned,
+            "noise_end": is_learned or self.policy in ("tokens", "flow"),
+            "noise_correlation": self.policy not in ("own", "rl-token"),
+        }
+        for name in (name for name, fits in has.items() if getattr(self, name) and not fits):
+            raise ConfigError(
+                f"policy {self.policy} with learn_sigma {self.learn_sigma} has no {name}: leave "
+                "it out."
+            )
+        least, of = self.sigma * (self.noise_end or 1.0), " * noise_end" if self.noise_end else ""
         if self.policy in ("gaussian", "rl-token") and self.min_sigma > least * (1.0 + 1e-9):
             raise ConfigError(
                 f"min_sigma must be at most sigma{of} ({least:g}), got {self.min_sigma}: give a "
@@ -130,8 +131,6 @@ class PolicySettings:
                 f"{self.trainable}: give one of the two, or leave heads out (lora_train_whole "
                 "names modules that are trained whole beside adapters)."
             )
-        if self.policy in ("own", "rl-token") and self.noise_correlation:
-            raise ConfigError(f"policy {self.policy} has no noise_correlation: leave it out.")
 
     def check_memory(self, micro_batch_size: int) -> None:
         """Raise a ConfigError if the memory's sizes do not fit the policy or each other."""

@@ -163,7 +163,7 @@ class RLTokenPPOPolicy(Policy):
         return {**named, **self.named_parameters()}
 
     @torch.no_grad()
-    def bound(self, sigma_share: float | None = None) -> None:  # noqa: ARG002
+    def bound(self) -> None:
         """Keep sigma above its floor."""
         self.actor.log_std.clamp_(min=self.min_log_std)
 

@@ -129,7 +129,7 @@ class TokenPolicy(VLAPolicy):
     :class:`CorrelatedTokens`. The value head reads the hidden state of the first action query.
 
     Attributes:
-        temperature: Of drawing and of log-probabilities, positive.
+        temperature: Of drawing and of log-probabilities, positive, while there is all of the noise.
         correlation: In [0, 1).
     """
 
@@ -151,9 +151,10 @@ class TokenPolicy(VLAPolicy):
     def distribution(self, observation: Observation, instructions: Sequence[str]) -> Distributed:
         """Run the VLA."""
         hidden, logits = self.vla.token_outputs(*self._inputs(observation, instructions))
-        seen = TokenDistribution(logits, self.temperature)
+        temperature = self.temperature * (self.noise_share or 1.0)
+        seen = TokenDistribution(logits, temperature)
         if self.correlation:
-            seen = CorrelatedTokens(logits, self.temperature, self.correlation)
+            seen = CorrelatedTokens(logits, temperature, self.correlation)
         return seen, self._value_input(hidden[:, 0])
 
     def actions(self, sample: Tensor, observation: Observation) -> Tensor:  # noqa: ARG002
@@ -220,9 +221,9 @@ class GaussianPolicy(VLAPolicy):
         return {**super().networks(), "noise": self.noise}
 
     @torch.no_grad()
-    def bound(self, sigma_share: float | None = None) -> None:
-        """Keep sigma above its floor, and at most at a share of what it began with."""
-        most = None if sigma_share is None else self.start + math.log(sigma_share)
+    def bound(self) -> None:
+        """Keep sigma above its floor, and at most at ``noise_share`` of what it began with."""
+        most = None if self.noise_share is None else self.start + math.log(self.noise_share)
         self.noise["log_std"].clamp_(min=self.floor, max=most)
 
 

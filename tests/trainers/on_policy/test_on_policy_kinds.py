@@ -289,7 +289,8 @@ def test_sigma_is_learned_kept_above_its_floor_or_fixed():
         policy.noise.log_std += 5.0
     policy.bound()
     assert (policy.noise.log_std.exp() > torch.tensor(SIGMAS)).all()
-    policy.bound(sigma_share=0.75)
+    policy.noise_share = 0.75
+    policy.bound()
     assert torch.allclose(policy.noise.log_std.exp(), 0.75 * torch.tensor(SIGMAS))
     assert "noise.log_std" not in policy_of("gaussian", learn_sigma=False).named_parameters()
     state = policy.state_dict()
@@ -334,10 +335,11 @@ def test_dropout_is_on_while_learning_only():
     assert torch.equal(policy.act(*inputs).log_probs, calm)
 
 
-def test_an_update_keeps_sigma_below_the_share_of_its_phase(rollout):
+def test_an_update_keeps_sigma_below_its_share(rollout):
     policy = policy_of("gaussian")
     learner = Learner(policy, PPOConfig(policy="gaussian", sigma=0.1, num_minibatches=1))
-    learner.update(rollout, *random_targets(rollout), Phase(sigma_share=0.5))
+    policy.noise_share = 0.5
+    learner.update(rollout, *random_targets(rollout))
     assert torch.allclose(policy.noise.log_std.exp(), 0.5 * torch.tensor(SIGMAS))
 
 

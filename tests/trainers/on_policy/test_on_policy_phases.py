@@ -46,14 +46,10 @@ def test_the_schedule():
     falling = PPOConfig(**phases, learning_rate_end=0.2, total_steps=1000)
     shares = [phase_at(falling, steps).rate_share for steps in (0, 50, 500, 1000, 1200)]
     assert shares == pytest.approx([1.0, 0.96, 0.6, 0.2, 0.2])
-    assert phase_at(falling, 500).sigma_share is None
-    quieter = GRPOConfig(policy="gaussian", sigma_end=0.25, total_steps=1000)
-    shares = [phase_at(quieter, steps).sigma_share for steps in (0, 500, 1000, 1200)]
+    assert phase_at(falling, 500).noise_share is None
+    quieter = GRPOConfig(policy="gaussian", noise_end=0.25, total_steps=1000)
+    shares = [phase_at(quieter, steps).noise_share for steps in (0, 500, 1000, 1200)]
     assert shares == pytest.approx([1.0, 0.5, 0.25, 0.25])
-    assert phase_at(quieter, 500).temperature_share == 1.0
-    cooling = PPOConfig(temperature_end=0.25, total_steps=1000)
-    shares = [phase_at(cooling, steps).temperature_share for steps in (0, 500, 1200)]
-    assert shares == pytest.approx([1.0, 0.5, 0.25])
 
 
 def test_teachers_of_both_heads(inputs):
