@@ -168,7 +168,7 @@ class Loop:
         (phase, rollout), staleness = pipeline.next(begin=False)
         waited = time.perf_counter() - began
         self._enter(phase, rollout)
-        metrics = rollout_metrics(rollout, self.group)
+        metrics = rollout_metrics(rollout, self.group, self._envs.tasks)
         progress.count(metrics, staleness)
         progress.iteration += 1
         if not self.run.is_checkpoint_due(progress.steps) and not self._is_over():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
@@ -99,16 +100,19 @@ def grpo_targets(
     return Targets(advantages, keep, None, metrics)
 
 
-def rollout_metrics(rollout: Rollout, group: ProcessGroup | None = None) -> dict[str, float]:
-    """Return what a rollout was like, over all processes."""
+def rollout_metrics(
+    rollout: Rollout, group: ProcessGroup | None = None, tasks: Sequence[int] = ()
+) -> dict[str, float]:
+    """Return what a rollout was like, over all processes, which have the same ``tasks``."""
     data = rollout.data
     valid, ended = data["valid"], rollout.ended
     won = ended & data["terminated"]
     length = torch.where(valid, data["executed"], 0).sum()
     sums = [x.sum() for x in (valid, ended, won, valid & data["by_teacher"])]
-    counts = [float(x) for x in (*sums, length, len(valid))]
+    by_task = [(x & (data["task_id"] == t)).sum() for t in tasks for x in (ended, won)]
+    counts = [float(x) for x in (*sums, length, len(valid), *by_task)]
     group = group or ProcessGroup()
-    chunks, episodes, wins, by_teacher, steps, rows = group.sum(counts).tolist()
+    chunks, episodes, wins, by_teacher, steps, rows, *totals = group.sum(counts).tolist()
     metrics = {
         "rollout/env_steps": steps,
         "rollout/chunks": chunks,
@@ -117,6 +121,9 @@ def rollout_metrics(rollout: Rollout, group: ProcessGroup | None = None) -> dict
     }
     if episodes:
         metrics["rollout/success"] = wins / episodes
+    for task, count, won_of in zip(tasks, totals[::2], totals[1::2], strict=True):
+        if count:
+            metrics[f"rollout/success_task_{task}"] = won_of / count
     if rollout.episodes is not None:
         metrics["rollout/episodes_lost"] = rows - episodes
     for name, values in sorted(rollout.reward_terms.items()):  # the same in all processes

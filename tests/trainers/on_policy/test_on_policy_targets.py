@@ -125,13 +125,16 @@ def test_metrics_of_a_rollout():
     # The last one was lost in its first chunk.
     rollout = played([(2, "won"), (4, "late"), (1, "won"), (2, "lost"), (0, "lost"), (0, "lost")])
     rollout.data["by_teacher"][1] = True
-    metrics = rollout_metrics(rollout)
+    rollout.data["task_id"][:] = torch.tensor([4, 4, 7, 7, 9, 9])[:, None]
+    metrics = rollout_metrics(rollout, tasks=(4, 7, 9))
     assert metrics == {
         "rollout/env_steps": 36.0,
         "rollout/chunks": 9.0,
         "rollout/episodes": 3.0,
         "rollout/teacher_share": 4 / 9,
         "rollout/success": 2 / 3,
+        "rollout/success_task_4": 1 / 2,  # none of 9's ended
+        "rollout/success_task_7": 1.0,
         "rollout/episodes_lost": 3.0,
     }
 
