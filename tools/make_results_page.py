@@ -8,8 +8,8 @@ of its training success to results/GROUP/NAME/, without the paths of this machin
 (whole suites on LIBERO's own assets, see tools/results_suite.sh), libero_earlier (those with other
 settings than the preset's of now), libero_token (without the RL token), long (libero_10, see
 tools/results_long.sh), libero_on_policy (PPO and GRPO on a suite, on actions of mini-flow),
-libero_action_tokens (on tokens of mini-few), or, of the earlier mini-few on
-lite, single, suite, ablation, suite_ablation, on_policy. The tables between the pages'
+libero_flow (on its flow), libero_action_tokens (on tokens of mini-few), or, of the earlier mini-few
+on lite, single, suite, ablation, suite_ablation, on_policy. The tables between the pages'
 ``<!-- begin ... -->`` and ``<!-- end ... -->`` lines are made of these cards alone
 (results_tables.py), and so are the pictures (results_curves.py; with ``--add`` the group's alone).
 """

@@ -17,7 +17,7 @@ from vla_gym_trainers.evaluation.statistics import sign_test
 from vla_gym_trainers.on_policy.config import GRPOConfig, PPOConfig
 from vla_gym_trainers.td3.config import TD3RunConfig
 
-ON_POLICY_GROUPS = ("libero_on_policy", "libero_action_tokens")
+ON_POLICY_GROUPS = ("libero_on_policy", "libero_flow", "libero_action_tokens")
 LIBERO_GROUPS = ("libero", "libero_earlier", "libero_token", "long", *ON_POLICY_GROUPS)
 GROUPS = (*LIBERO_GROUPS, "single", "suite", "ablation", "suite_ablation", "on_policy")
 #: Settings that say where or how long a run was made, not what it learned with.
