@@ -104,17 +104,18 @@ class PolicySettings:
 
     def check_policy(self) -> None:
         """Raise a ConfigError if the policy has no such setting, or one is out of range."""
-        is_learned = self.policy == "gaussian" and self.learn_sigma
-        has = {
-            "sigma_learning_rate": is_learned,
-            "noise_end": is_learned or self.policy in ("tokens", "flow"),
-            "noise_correlation": self.policy not in ("own", "rl-token"),
-        }
-        for name in (name for name, fits in has.items() if getattr(self, name) and not fits):
-            raise ConfigError(
-                f"policy {self.policy} with learn_sigma {self.learn_sigma} has no {name}: leave "
-                "it out."
-            )
+        is_other, has_sigma = self.policy in ("tokens", "flow"), self.policy == "gaussian"
+        is_learned = has_sigma and self.learn_sigma
+        for name, fits, whose in (
+            ("sigma_learning_rate", is_learned, "gaussian with learn_sigma"),
+            ("noise_end", is_learned or is_other, "tokens, flow or gaussian with learn_sigma"),
+            ("noise_correlation", is_other or has_sigma, "tokens, gaussian or flow"),
+        ):
+            if getattr(self, name) and not fits:
+                raise ConfigError(
+                    f"{name} is for policy {whose}, got policy {self.policy} with learn_sigma "
+                    f"{self.learn_sigma}: leave it out."
+                )
         least, of = self.sigma * (self.noise_end or 1.0), " * noise_end" if self.noise_end else ""
         if self.policy in ("gaussian", "rl-token") and self.min_sigma > least * (1.0 + 1e-9):
             raise ConfigError(

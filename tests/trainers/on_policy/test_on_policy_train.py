@@ -70,6 +70,7 @@ def test_a_run_leaves_what_is_needed(tmp_path):
     steps = [row["step"] for row in learning]
     assert steps == sorted(steps) and steps[-1] >= 150 > steps[-2]
     assert steps[-1] == sum(row["rollout/env_steps"] for row in learning)
+    assert all(any(f"rollout/success_task_{t}" in row for row in learning) for t in (0, 1))
     assert [row["step"] for row in rows if "eval/success" in row][0] == 0
     assert all(row["rollout/staleness"] == 0 for row in learning)
     assert list((folder / "tensorboard").iterdir()) and (folder / "adapters").is_dir()
@@ -277,20 +278,24 @@ RL_TOKEN = {"policy": "rl-token"}
         (PPOConfig, {"ahead": 2, "workers": 0}, "cannot draw at once: give workers"),
         (PPOConfig, {"policy": "gaussian", "fresh_heads": True}, "only tokens have"),
         (PPOConfig, {"policy": "flow", "entropy_coef": 0.1}, "constant"),
-        (PPOConfig, {**RL_TOKEN, "noise_correlation": 0.5}, "rl-token .* no noise_correlation"),
+        (
+            PPOConfig,
+            {**RL_TOKEN, "noise_correlation": 0.5},
+            "noise_correlation is .* got policy rl-",
+        ),
         (
             PPOConfig,
             {"policy": "gaussian", "sigma": float("nan")},
             "sigma holds a number that is not finite",
         ),
         (PPOConfig, {**RL_TOKEN, "min_sigma": 0.5}, "sigma .0.05., got 0.5: give"),
-        (PPOConfig, {"sigma_learning_rate": 0.1}, "tokens with learn_sigma True has no sigma_l"),
+        (PPOConfig, {"sigma_learning_rate": 0.1}, "got policy tokens with learn_sigma True"),
         (PPOConfig, {"policy": "gaussian", "noise_end": 0.1}, "at most sigma . noise_end .0.005"),
-        (PPOConfig, {**RL_TOKEN, "noise_end": 0.5}, "rl-token .* has no noise_end"),
+        (PPOConfig, {**RL_TOKEN, "noise_end": 0.5}, "noise_end is for .* got policy rl-token"),
         (
             PPOConfig,
             {"policy": "gaussian", "learn_sigma": False, "noise_end": 0.5},
-            "learn_sigma False has no noise_end",
+            "noise_end is for .* learn_sigma False",
         ),
         (PPOConfig, {"heads": ("token_head",)}, "what trainable=heads trains .* trainable=lora"),
     ],
