@@ -19,7 +19,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from vla_gym_trainers.on_policy.config import RatioLevel
 
@@ -206,14 +206,17 @@ def ppo_loss(
 
 
 def reference_kl(log_probs: Tensor, reference: Tensor, mask: Tensor, count: float) -> Tensor:
-    """KL(policy || frozen reference) by Schulman's k3 estimator, as in GRPO's eq. 4.
+    """KL(policy || frozen reference) by Schulman's k2 estimator.
 
-    ``d = log pi_ref(a|s) - log pi(a|s)``, ``KL = 1/count sum (exp(d) - d - 1)``: never negative,
-    and without bias for samples that the policy itself drew. d is cut beyond +-10. All are
+    ``d = log pi(a|s) - log pi_ref(a|s)``, ``KL = 1/count sum d^2 / 2``, beyond +-10 linear in d.
+    Over samples that the policy itself drew its gradient, ``d grad log pi``, is that of the KL.
+    That of GRPO's k3, ``exp(-d) + d - 1``, is the gradient of KL(reference || policy), and one
+    sample that the reference finds much likelier outweighs all others (arXiv 2510.01555). All are
     (B, *F), ``log_probs`` with gradient.
     """
-    d = torch.where(mask, reference - log_probs, 0.0).clamp(-10.0, 10.0)
-    return masked_mean(d.exp() - d - 1.0, mask, count)
+    d = torch.where(mask, log_probs - reference, 0.0)
+    loss = nn.functional.huber_loss(d, torch.zeros_like(d), reduction="none", delta=10.0)
+    return masked_mean(loss, mask, count)
 
 
 def value_loss(

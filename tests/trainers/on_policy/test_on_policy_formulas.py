@@ -187,6 +187,18 @@ def test_log_ratio_is_clamped_so_that_nothing_overflows():
     torch.testing.assert_close(grad, tokens(0.0, 0.0, 1.0 / 3))
 
 
+def test_the_reference_pulls_as_the_kl_does():
+    """Over the policy's own samples, each as often as it draws them."""
+    logits = torch.tensor([0.3, -1.0, 2.0, -12.0], requires_grad=True)
+    reference = torch.tensor([1.0, 0.5, -0.5, 0.0]).log_softmax(dim=0)
+    log_p = logits.log_softmax(dim=0)
+    p = log_p.exp()
+    (expected,) = torch.autograd.grad(p @ (log_p - reference), logits, retain_graph=True)
+    each = [reference_kl(*pair, torch.tensor(True), 1) for pair in zip(log_p, reference)]
+    (found,) = torch.autograd.grad(p.detach() @ torch.stack(each), logits)
+    torch.testing.assert_close(found, expected, atol=1e-4, rtol=1e-4)
+
+
 def test_masked_tokens_may_hold_anything():
     new = tokens(0.0, math.nan).requires_grad_()
     mask = torch.tensor([[[True, False]]])

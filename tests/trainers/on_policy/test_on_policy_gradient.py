@@ -79,7 +79,7 @@ COUNTS = dict(zip(LOSSES, (7.0, 7.0, 7.0, 2.0, 21.0), strict=True))
 PARTS = {
     "policy_loss": -2.2,  # r = 1.1, below 1.28, A = 2
     "entropy": 3.0,  # not the teacher's 5
-    "reference_kl": 2.0 - math.log(2.0) - 1.0,  # exp(d) - d - 1 at d = log 2
+    "reference_kl": math.log(2.0) ** 2 / 2.0,  # d^2 / 2 at d = -log 2
     # (0.9 - 1)^2 clipped to (0.7 - 1)^2 = 0.09; (0.2 - 0)^2 = 0.04: half their mean
     "value_loss": 0.0325,
     "cloning_loss": 3.0,  # (7 x 1 + 14 x 4) / 21
