@@ -107,10 +107,10 @@ def test_a_minibatch_by_hand(chunks, processes):
     # Losses are shares of the minibatch; the rest are plain sums.
     plain = {key: PARTS[key] * (1 if key in LOSSES else processes) for key in SUMS}
     assert sums == pytest.approx(plain, abs=1e-5)
-    # Surrogate: -r A / 7 = -2.2 / 7. KL: 0.5 (1 - exp(d)) / 7 = -0.5 / 7. Entropy: -0.1 / 7.
+    # Surrogate: -r A / 7 = -2.2 / 7. KL: 0.5 d / 7, d = -log 2. Entropy: -0.1 / 7.
     first = torch.zeros(2, 8, 7)
     first[0, 0] = 1.0 / 7 / processes
-    torch.testing.assert_close(policy.played.grad, -2.7 * first)
+    torch.testing.assert_close(policy.played.grad, -(2.2 + 0.5 * math.log(2.0)) * first)
     torch.testing.assert_close(policy.entropies.grad, -0.1 * first)
     executed = torch.zeros(2, 8, 7)
     executed[0, :1], executed[1, :2] = 1.0, 1.0
