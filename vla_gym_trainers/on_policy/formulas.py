@@ -209,8 +209,9 @@ def reference_kl(log_probs: Tensor, reference: Tensor, mask: Tensor, count: floa
     """KL(policy || frozen reference) by Schulman's k2 estimator.
 
     ``d = log pi(a|s) - log pi_ref(a|s)``, ``KL = 1/count sum d^2 / 2``, beyond +-10 linear in d.
-    Over samples that the policy itself drew its gradient, ``d grad log pi``, is that of the KL.
-    That of GRPO's k3, ``exp(-d) + d - 1``, is the gradient of KL(reference || policy), and one
+    Over samples that the policy itself drew its gradient, ``d grad log pi``, is that of the KL;
+    its value is about the KL only while the two policies are close.
+    The gradient of GRPO's k3, ``exp(-d) + d - 1``, is that of KL(reference || policy), and one
     sample that the reference finds much likelier outweighs all others (arXiv 2510.01555). All are
     (B, *F), ``log_probs`` with gradient.
     """
