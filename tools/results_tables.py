@@ -15,6 +15,7 @@ from results_curves import cards_of, partner_of
 from vla_gym.suites import get_task
 from vla_gym_trainers.evaluation.statistics import sign_test
 from vla_gym_trainers.on_policy.config import GRPOConfig, PPOConfig
+from vla_gym_trainers.runs.settings import load_preset
 from vla_gym_trainers.td3.config import TD3RunConfig
 
 ON_POLICY_GROUPS = ("libero_on_policy", "libero_flow", "libero_action_tokens")
@@ -25,6 +26,13 @@ _NOT_SHOWN = {"run_dir", "progress", "torch_threads", "seed", "task_ids", "suite
 _NOT_SHOWN |= {"max_minutes", "eval_states", "checkpoint_every", "keep_checkpoints", "workers"}
 _NOT_SHOWN |= {"eval_every", "eval_layouts", "eval_envs", "guard_layouts", "learn_threads"}
 _NOT_SHOWN |= {"total_chunks", "total_timesteps", "total_steps"}
+#: What a setting is compared with; where none is named, with what most runs have.
+_PRESETS = {
+    "libero_on_policy": {"ppo": "ppo_gaussian", "grpo": "grpo_gaussian"},
+    "libero_flow": {"grpo": "grpo_flow"},
+    "libero_action_tokens": {"ppo": "ppo_goal"},
+    **dict.fromkeys(("libero", "libero_token"), {"td3": "td3_libero"}),
+}
 _TRAINERS: dict[str, Any] = {"td3": TD3RunConfig, "ppo": PPOConfig, "grpo": GRPOConfig}
 Card = dict[str, Any]
 
@@ -64,14 +72,15 @@ def row(train: Card, evaluation: Card, differing: dict[str, Any]) -> list[str]:
 
 
 def table(group: str) -> list[str]:
-    """Return a group's table; a row shows in which settings it is not as most of its algorithm."""
+    """Return a group's table; a row shows settings other than the preset's, or than most runs'."""
     runs = load(group)
     if not runs:
         return ["None yet."]
     kinds: dict[str, list[Card]] = {}
     for _, train, _ in runs:
         kinds.setdefault(train["kind"], []).append(_with_defaults(train))
-    usual = {kind: _usual(kind, configs) for kind, configs in kinds.items()}
+    presets = _PRESETS.get(group, {})
+    usual = {kind: _usual(kind, configs, presets.get(kind)) for kind, configs in kinds.items()}
     rows = []
     for name, train, evaluation in runs:
         config, expected = _with_defaults(train), usual[train["kind"]]
@@ -91,21 +100,22 @@ def _compared_with(group: str) -> str:
     return "with the token" if group == "libero_token" else "VLA"
 
 
-def _usual(kind: str, configs: list[Card]) -> dict[str, Any]:
-    """Return the settings in which runs differ, with what over half of them have or the default."""
-    defaults, usual = _defaults(kind), {}
+def _usual(kind: str, configs: list[Card], preset: str | None) -> dict[str, Any]:
+    """Return the settings in which runs differ, with the preset's, or over half of theirs."""
+    known, usual = _defaults(kind, preset), {}
     for key in sorted({key for config in configs for key in config} - _NOT_SHOWN):
         values = Counter(json.dumps(config[key]) for config in configs if key in config)
         text, count = values.most_common(1)[0]
         if len(values) > 1:
-            most = 2 * count > values.total()
-            usual[key] = json.loads(text) if most else defaults.get(key)
+            most = preset is None and 2 * count > values.total()
+            usual[key] = json.loads(text) if most else known.get(key)
     return usual
 
 
-def _defaults(kind: str) -> dict[str, Any]:
-    """Return a trainer's settings as they are by default."""
-    return json.loads(json.dumps(vars(_TRAINERS[kind]()), default=str))
+def _defaults(kind: str, preset: str | None = None) -> dict[str, Any]:
+    """Return a trainer's settings as they are by default, or with a preset."""
+    known = vars(_TRAINERS[kind]()) | (vars(load_preset(_TRAINERS[kind], preset)) if preset else {})
+    return json.loads(json.dumps(known, default=str))
 
 
 def _with_defaults(train: Card) -> Card:
