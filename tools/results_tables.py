@@ -101,7 +101,7 @@ def _compared_with(group: str) -> str:
 
 
 def _usual(kind: str, configs: list[Card], preset: str | None) -> dict[str, Any]:
-    """Return the settings in which runs differ, with the preset's, or over half of theirs."""
+    """Return the settings in which runs differ, with the preset's; else most runs', or defaults."""
     known, usual = _defaults(kind, preset), {}
     for key in sorted({key for config in configs for key in config} - _NOT_SHOWN):
         values = Counter(json.dumps(config[key]) for config in configs if key in config)
