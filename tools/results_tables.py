@@ -30,7 +30,7 @@ _NOT_SHOWN |= {"total_chunks", "total_timesteps", "total_steps"}
 _PRESETS = {
     "libero_on_policy": {"ppo": "ppo_gaussian", "grpo": "grpo_gaussian"},
     "libero_flow": {"grpo": "grpo_flow"},
-    "libero_action_tokens": {"ppo": "ppo_goal"},
+    "libero_action_tokens": {"ppo": "ppo_goal", "grpo": "grpo_goal"},
     **dict.fromkeys(("libero", "libero_token"), {"td3": "td3_libero"}),
 }
 _TRAINERS: dict[str, Any] = {"td3": TD3RunConfig, "ppo": PPOConfig, "grpo": GRPOConfig}
