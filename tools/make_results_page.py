@@ -23,8 +23,8 @@ from pathlib import Path
 
 import numpy as np
 from page_blocks import fill_blocks
-from results_curves import RESULTS, write_all
-from results_tables import GROUPS, LIBERO_GROUPS, Card, blocks
+from results_curves import DOCS, RESULTS, draw_tasks, write_all
+from results_tables import GROUPS, LIBERO_GROUPS, ON_POLICY_GROUPS, Card, blocks, task_panels
 
 from vla_gym.errors import ConfigError
 from vla_gym_trainers.evaluation.cards import difference, read_card
@@ -34,6 +34,7 @@ from vla_gym_trainers.report.data import read_rows
 ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "docs" / f"results{name}.md" for name in ("", "_runs", "_lite")]
 CURVES = tuple(group for group in GROUPS if group not in ("libero_earlier", "ablation"))
+TASKS = {"libero_tasks": {"libero"}, "libero_on_policy_tasks": {*ON_POLICY_GROUPS}}
 _ENV_STEPS = "time/total_env_steps"
 
 
@@ -126,6 +127,10 @@ def main() -> None:
     if tables:
         raise SystemExit(f"No page has blocks {', '.join(tables)}.")
     write_all(drawn)
+    for picture, groups in TASKS.items():
+        if not groups.isdisjoint(drawn):
+            panels = task_panels(picture)
+            (DOCS / f"results_{picture}.svg").write_bytes(draw_tasks(panels))
 
 
 if __name__ == "__main__":

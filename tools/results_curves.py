@@ -8,8 +8,7 @@ assets: same name but for its -sSEED) share a colour. On lite PPO and GRPO are d
 TD3+BC's runs on the same suite, and runs without the RL token, suite by suite, with the same runs
 that have it.
 Training episodes are played on sampled layouts with exploration noise, so the curves lie under the
-greedy results of the tables. Of the group libero also docs/results_libero_tasks.svg: the official
-states of each task, which eval.json has.
+greedy results of the tables. draw_tasks shows the official states of each task.
 """
 
 from __future__ import annotations
@@ -108,24 +107,19 @@ def draw(group: str) -> bytes | None:
         return svg_of(figure)
 
 
-def draw_tasks(group: str) -> bytes | None:
-    """Return an SVG of each task's official states, the VLA's and each run's; None without runs."""
-    suites: dict[str, list[tuple[str, dict[str, Any]]]] = {}
-    for folder, train in cards_of(group):
-        if len(train["config"]["task_ids"] or ()) == 1:
-            continue
-        evaluation = json.loads((folder / "eval.json").read_text())
-        kind = kind_of(group, folder.name, train)
-        suites.setdefault(_suite(train), []).append((kind, evaluation["results"]))
-    if not suites:
-        return None
-    kinds = list(dict.fromkeys(kind for runs in suites.values() for kind, _ in runs))
+def draw_tasks(panels: dict[str, list[tuple[str, dict[str, Any]]]]) -> bytes:
+    """Return an SVG of each task's official states, the VLA's and each run's.
+
+    Args:
+        panels: Kind and results of the evaluation of each run, by the panels' titles.
+    """
+    kinds = list(dict.fromkeys(kind for runs in panels.values() for kind, _ in runs))
     with matplotlib.rc_context(STYLE):
         figure = Figure(figsize=(8.4, 3.0 + 0.17 * len(kinds)), layout="constrained")
-        for place, (suite, runs) in enumerate(sorted(suites.items())):
+        for place, (title, runs) in enumerate(panels.items()):
             pairs = runs[0][1]["paired"]["tasks"]
             before, y = [pair["both"] + pair["losses"] for pair in pairs], np.arange(len(pairs))
-            axes = figure.add_subplot(1, len(suites), place + 1, title=suite, xlim=(-1, 51))
+            axes = figure.add_subplot(1, len(panels), place + 1, title=title, xlim=(-1, 51))
             axes.plot(before, y, "|", color=colour_of(None), markersize=9)
             for number, (kind, results) in enumerate(runs):
                 won = [task["num_successes"] for task in results["tasks"]]
@@ -146,7 +140,5 @@ def draw_tasks(group: str) -> bytes | None:
 def write_all(groups: tuple[str, ...]) -> None:
     """Write the pictures of each group that has curves."""
     for group in groups:
-        pictures = {"": draw(group), "_tasks": draw_tasks(group) if group == "libero" else None}
-        for name, picture in pictures.items():
-            if picture is not None:
-                (DOCS / f"results_{group}{name}.svg").write_bytes(picture)
+        if (picture := draw(group)) is not None:
+            (DOCS / f"results_{group}.svg").write_bytes(picture)

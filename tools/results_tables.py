@@ -10,7 +10,7 @@ from collections import Counter
 from typing import Any
 
 from page_blocks import markdown_table, rate
-from results_curves import cards_of, partner_of
+from results_curves import cards_of, kind_of, partner_of
 
 from vla_gym.suites import get_task
 from vla_gym_trainers.evaluation.statistics import sign_test
@@ -18,7 +18,12 @@ from vla_gym_trainers.on_policy.config import GRPOConfig, PPOConfig
 from vla_gym_trainers.runs.settings import load_preset
 from vla_gym_trainers.td3.config import TD3RunConfig
 
-ON_POLICY_GROUPS = ("libero_on_policy", "libero_flow", "libero_action_tokens")
+#: Groups of PPO and GRPO on a suite, and what they train.
+ON_POLICY_GROUPS = {
+    "libero_on_policy": "a normal distribution",
+    "libero_flow": "a flow",
+    "libero_action_tokens": "tokens",
+}
 LIBERO_GROUPS = ("libero", "libero_earlier", "libero_token", "long", *ON_POLICY_GROUPS)
 GROUPS = (*LIBERO_GROUPS, "single", "suite", "ablation", "suite_ablation", "on_policy")
 #: Settings that say where or how long a run was made, not what it learned with.
@@ -71,20 +76,27 @@ def row(train: Card, evaluation: Card, differing: dict[str, Any]) -> list[str]:
     ]
 
 
+def differing(group: str) -> list[dict[str, Any]]:
+    """Return each run's settings other than the preset's, or than most runs' of its kind."""
+    kinds: dict[str, list[Card]] = {}
+    configs = [(train["kind"], _with_defaults(train)) for _, train, _ in load(group)]
+    for kind, config in configs:
+        kinds.setdefault(kind, []).append(config)
+    presets = _PRESETS.get(group, {})
+    usual = {kind: _usual(kind, found, presets.get(kind)) for kind, found in kinds.items()}
+    return [
+        {k: config[k] for k, v in usual[kind].items() if k in config and config[k] != v}
+        for kind, config in configs
+    ]
+
+
 def table(group: str) -> list[str]:
     """Return a group's table; a row shows settings other than the preset's, or than most runs'."""
     runs = load(group)
     if not runs:
         return ["None yet."]
-    kinds: dict[str, list[Card]] = {}
-    for _, train, _ in runs:
-        kinds.setdefault(train["kind"], []).append(_with_defaults(train))
-    presets = _PRESETS.get(group, {})
-    usual = {kind: _usual(kind, configs, presets.get(kind)) for kind, configs in kinds.items()}
     rows = []
-    for name, train, evaluation in runs:
-        config, expected = _with_defaults(train), usual[train["kind"]]
-        own = {k: config[k] for k, v in expected.items() if k in config and config[k] != v}
+    for (name, train, evaluation), own in zip(runs, differing(group), strict=True):
         cells = row(train, evaluation, own)
         rows.append([name, *cells[1:]] if group in LIBERO_GROUPS else cells)
     first = "run" if group in LIBERO_GROUPS else "task"
@@ -186,26 +198,69 @@ def token_summary() -> list[str]:
         groups.setdefault(seen, []).append((config, evaluation["results"]))
     rows = []
     for seen, runs in sorted(groups.items(), key=lambda group: ("," in group[0], -len(group[1]))):
-        n, ours = (
-            sum(r["total"][key] for _, r in runs) for key in ("num_episodes", "num_successes")
-        )
-        pairs = [results["paired"]["total"] for _, results in runs]
-        wins, losses = (sum(pair[key] for pair in pairs) for key in ("wins", "losses"))
         seeds: dict[str, list[str]] = {}
         for config, _ in runs:
             seeds.setdefault(config["suite"].removeprefix("libero_"), []).append(
                 str(config["seed"])
             )
         played = "; ".join(f"{suite} {', '.join(numbers)}" for suite, numbers in seeds.items())
-        counts = [rate(ours + losses - wins, n), rate(ours, n), f"{wins} : {losses}"]
-        rows.append([seen, played, *counts, f"{sign_test(wins, losses):.1g}"])
+        rows.append([seen, played, *_together([results for _, results in runs])])
     head = ["in the token's place", "seeds", "with the token", "so", "wins : losses", "p"]
     return markdown_table(head, rows)
 
 
+def _together(results: list[Card]) -> list[str]:
+    """Return the cells of runs that are counted together: before, after, wins : losses, p."""
+    n, ours = (sum(r["total"][key] for r in results) for key in ("num_episodes", "num_successes"))
+    wins, losses = (sum(r["paired"]["total"][key] for r in results) for key in ("wins", "losses"))
+    counts = [rate(ours + losses - wins, n), rate(ours, n), f"{wins} : {losses}"]
+    return [*counts, f"{sign_test(wins, losses):.1g}"]
+
+
+def preset_runs(group: str) -> list[tuple[str, Card, Card]]:
+    """Return the runs of a group with all of their presets' settings, as :func:`load`."""
+    found = zip(load(group), differing(group), strict=True)
+    return [run for run, own in found if not own and not run[0].endswith("-steps")]
+
+
+def task_panels(picture: str) -> dict[str, list[tuple[str, Card]]]:
+    """Return kind and evaluation of the runs on whole suites, by the panels of a picture."""
+    panels: dict[str, list[tuple[str, Card]]] = {}
+    groups = ON_POLICY_GROUPS if "on_policy" in picture else {"libero": ""}
+    for group, trained in groups.items():
+        for name, train, card in preset_runs(group) if trained else load(group):
+            title = trained or train["config"]["suite"]
+            panels.setdefault(title, []).append((kind_of(group, name, train), card["results"]))
+    return panels
+
+
+def on_policy_summary() -> list[str]:
+    """Return PPO's and GRPO's runs with their presets' settings, by what is trained."""
+    rows = []
+    for group, trained in ON_POLICY_GROUPS.items():
+        runs = preset_runs(group)
+        for kind in ("ppo", "grpo"):
+            cards = [(train, card["results"]) for _, train, card in runs if train["kind"] == kind]
+            if not cards:
+                continue
+            each = ", ".join(str(results["total"]["num_successes"]) for _, results in cards)
+            seeds = ", ".join(str(train["config"]["seed"]) for train, _ in cards)
+            minutes = ", ".join(f"{t['results']['training']['minutes']:.0f}" for t, _ in cards)
+            changes = [
+                (task["wins"] - task["losses"], task["task_id"])
+                for _, results in cards
+                for task in results["paired"]["tasks"]
+            ]
+            lowest = "{:+d} (task {})".format(*min(changes))
+            what = [f"{kind.upper()}, {trained}", f"`{_PRESETS[group][kind]}`", seeds, minutes]
+            rows.append([*what, each, *_together([results for _, results in cards]), lowest])
+    head = ["trained", "preset", "seeds", "minutes", "each, of 500", "VLA", "policies"]
+    return markdown_table([*head, "wins : losses", "p", "lowest task"], rows)
+
+
 def blocks() -> dict[str, str]:
     """Return the pages' tables by the names of their blocks."""
-    tables = {"libero_token_summary": token_summary()}
+    tables = {"libero_token_summary": token_summary(), "on_policy_summary": on_policy_summary()}
     for group in GROUPS:
         tables[group] = table(group)
         if group in ("libero", "libero_token", "long", *ON_POLICY_GROUPS, "suite"):

@@ -13,12 +13,13 @@ import results_curves as curves
 import results_tables as tables
 
 from vla_gym.errors import ConfigError
-from vla_gym_trainers.runs.settings import TEST_SEED
+from vla_gym_trainers.on_policy.config import PPOConfig
+from vla_gym_trainers.runs.settings import TEST_SEED, load_preset
 
 
 def test_tables_are_those_of_the_cards() -> None:
     more = {f"{group}_{what}" for group in ("libero", "suite") for what in ("tasks", "training")}
-    more |= {"long_tasks", "libero_token_tasks", "libero_token_summary"}
+    more |= {"long_tasks", "libero_token_tasks", "libero_token_summary", "on_policy_summary"}
     more |= {f"{group}_tasks" for group in tables.ON_POLICY_GROUPS}
     blocks = tables.blocks()
     assert {*tool.GROUPS, *more} == set(blocks)
@@ -45,6 +46,38 @@ def test_runs_that_see_the_same_are_counted_together(monkeypatch):
     *_, both, mean = tables.token_summary()
     assert "alone | goal 7; spatial 7 | 60/100 (50-69 %) | 50/100 (40-60 %) | 1 : 11 |" in both
     assert "hidden states | goal 7 | 38/50 (63-86 %) | 40/50 (67-89 %) | 3 : 1 | 0.6 |" in mean
+
+
+def test_runs_of_a_preset_are_counted_together(monkeypatch):
+    """Neither one with another KL nor one with more steps; the lowest task is of any run."""
+
+    def run(name, seed, successes, tasks, kl_coef):
+        pairs = [
+            {"task_id": task_id, "wins": wins, "losses": losses}
+            for task_id, (wins, losses) in enumerate(tasks)
+        ]
+        wins, losses = (sum(pair[key] for pair in pairs) for key in ("wins", "losses"))
+        paired = {"tasks": pairs, "total": {"wins": wins, "losses": losses}}
+        total = {"num_episodes": 50, "num_successes": successes}
+        training = {"training": {"minutes": 60.4 + seed}}
+        train = {"kind": "ppo", "config": {"seed": seed, "kl_coef": kl_coef}, "results": training}
+        return name, train, {"results": {"total": total, "paired": paired}}
+
+    kl = load_preset(PPOConfig, "ppo_goal").kl_coef
+    runs = [
+        run("ppo-goal-s0", 0, 40, [(20, 0), (0, 1)], kl),
+        run("ppo-goal-s0-kl-coef-9", 0, 10, [(0, 9)], 9.0),
+        run("ppo-goal-s0-99-steps", 0, 10, [(0, 9)], kl),
+        run("ppo-goal-s7", 7, 30, [(9, 0), (0, 4)], kl),
+    ]
+    groups = dict.fromkeys(tables.ON_POLICY_GROUPS, []) | {"libero_action_tokens": runs}
+    monkeypatch.setattr(tables, "load", groups.__getitem__)
+    assert tables.on_policy_summary()[2:] == [
+        "| PPO, tokens | `ppo_goal` | 0, 7 | 60, 67 | 40, 30 | 46/100 (37-56 %) | 70/100 (60-78 %)"
+        " | 29 : 5 | 4e-05 | -4 (task 1) |"
+    ]
+    panels = tables.task_panels("libero_on_policy_tasks")
+    assert [kind for kind, _ in panels["tokens"]] == ["ppo-goal", "ppo-goal"]
 
 
 def test_runs_without_the_token_are_drawn_with_those_that_have_it() -> None:
