@@ -34,7 +34,7 @@ _NOT_SHOWN |= {"total_chunks", "total_timesteps", "total_steps"}
 #: What a setting is compared with; where none is named, with what most runs have.
 _PRESETS = {
     "libero_on_policy": {"ppo": "ppo_gaussian", "grpo": "grpo_gaussian"},
-    "libero_flow": {"grpo": "grpo_flow"},
+    "libero_flow": {"ppo": "ppo_flow", "grpo": "grpo_flow"},
     "libero_action_tokens": {"ppo": "ppo_goal", "grpo": "grpo_goal"},
     **dict.fromkeys(("libero", "libero_token"), {"td3": "td3_libero"}),
 }
