@@ -34,7 +34,7 @@ from vla_gym_trainers.report.data import read_rows
 ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "docs" / f"results{name}.md" for name in ("", "_runs", "_lite")]
 CURVES = tuple(group for group in GROUPS if group not in ("libero_earlier", "ablation"))
-TASKS = {"libero_tasks": {"libero"}, "libero_on_policy_tasks": {*ON_POLICY_GROUPS}}
+TASKS = {"libero_tasks": {"libero": ""}, "libero_on_policy_tasks": ON_POLICY_GROUPS}
 _ENV_STEPS = "time/total_env_steps"
 
 
@@ -128,9 +128,8 @@ def main() -> None:
         raise SystemExit(f"No page has blocks {', '.join(tables)}.")
     write_all(drawn)
     for picture, groups in TASKS.items():
-        if not groups.isdisjoint(drawn):
-            panels = task_panels(picture)
-            (DOCS / f"results_{picture}.svg").write_bytes(draw_tasks(panels))
+        if not groups.keys().isdisjoint(drawn):
+            (DOCS / f"results_{picture}.svg").write_bytes(draw_tasks(task_panels(groups)))
 
 
 if __name__ == "__main__":

@@ -218,19 +218,30 @@ def _together(results: list[Card]) -> list[str]:
 
 
 def preset_runs(group: str) -> list[tuple[str, Card, Card]]:
-    """Return the runs of a group with all of their presets' settings, as :func:`load`."""
-    found = zip(load(group), differing(group), strict=True)
-    return [run for run, own in found if not own and not run[0].endswith("-steps")]
+    """Return PPO's and GRPO's runs with all of their presets' settings and as many steps."""
+    found = []
+    for run, own in zip(load(group), differing(group), strict=True):
+        kind, config = run[1]["kind"], run[1]["config"]
+        preset = _defaults(kind, _PRESETS[group][kind])
+        if not own and config["total_steps"] == preset["total_steps"]:
+            found.append(run)
+    return found
 
 
-def task_panels(picture: str) -> dict[str, list[tuple[str, Card]]]:
-    """Return kind and evaluation of the runs on whole suites, by the panels of a picture."""
+def task_panels(groups: dict[str, str]) -> dict[str, list[tuple[str, Card]]]:
+    """Return kind and results of runs on whole suites by the titles of a picture's panels.
+
+    Args:
+        groups: Title of each group's panel, which has the runs with their presets' settings;
+            where it is empty, all runs of the group, a panel a suite.
+    """
     panels: dict[str, list[tuple[str, Card]]] = {}
-    groups = ON_POLICY_GROUPS if "on_policy" in picture else {"libero": ""}
-    for group, trained in groups.items():
-        for name, train, card in preset_runs(group) if trained else load(group):
-            title = trained or train["config"]["suite"]
-            panels.setdefault(title, []).append((kind_of(group, name, train), card["results"]))
+    for group, title in groups.items():
+        for name, train, card in preset_runs(group) if title else load(group):
+            config = train["config"]
+            if len(config["task_ids"] or ()) != 1:
+                panel = title or config["suite"].removeprefix("libero_")
+                panels.setdefault(panel, []).append((kind_of(group, name, train), card["results"]))
     return panels
 
 

@@ -50,8 +50,9 @@ def test_runs_that_see_the_same_are_counted_together(monkeypatch):
 
 def test_runs_of_a_preset_are_counted_together(monkeypatch):
     """Neither one with another KL nor one with more steps; the lowest task is of any run."""
+    preset = load_preset(PPOConfig, "ppo_goal")
 
-    def run(name, seed, successes, tasks, kl_coef):
+    def run(name, seed, successes, tasks, kl_coef, steps=preset.total_steps):
         pairs = [
             {"task_id": task_id, "wins": wins, "losses": losses}
             for task_id, (wins, losses) in enumerate(tasks)
@@ -60,14 +61,16 @@ def test_runs_of_a_preset_are_counted_together(monkeypatch):
         paired = {"tasks": pairs, "total": {"wins": wins, "losses": losses}}
         total = {"num_episodes": 50, "num_successes": successes}
         training = {"training": {"minutes": 60.4 + seed}}
-        train = {"kind": "ppo", "config": {"seed": seed, "kl_coef": kl_coef}, "results": training}
+        config = {"seed": seed, "kl_coef": kl_coef, "total_steps": steps}
+        config |= {"suite": "goal", "task_ids": None}
+        train = {"kind": "ppo", "config": config, "results": training}
         return name, train, {"results": {"total": total, "paired": paired}}
 
-    kl = load_preset(PPOConfig, "ppo_goal").kl_coef
+    kl = preset.kl_coef
     runs = [
         run("ppo-goal-s0", 0, 40, [(20, 0), (0, 1)], kl),
         run("ppo-goal-s0-kl-coef-9", 0, 10, [(0, 9)], 9.0),
-        run("ppo-goal-s0-99-steps", 0, 10, [(0, 9)], kl),
+        run("ppo-goal-s0-99", 0, 10, [(0, 9)], kl, 99),
         run("ppo-goal-s7", 7, 30, [(9, 0), (0, 4)], kl),
     ]
     groups = dict.fromkeys(tables.ON_POLICY_GROUPS, []) | {"libero_action_tokens": runs}
@@ -76,7 +79,7 @@ def test_runs_of_a_preset_are_counted_together(monkeypatch):
         "| PPO, tokens | `ppo_goal` | 0, 7 | 60, 67 | 40, 30 | 46/100 (37-56 %) | 70/100 (60-78 %)"
         " | 29 : 5 | 4e-05 | -4 (task 1) |"
     ]
-    panels = tables.task_panels("libero_on_policy_tasks")
+    panels = tables.task_panels(tables.ON_POLICY_GROUPS)
     assert [kind for kind, _ in panels["tokens"]] == ["ppo-goal", "ppo-goal"]
 
 
