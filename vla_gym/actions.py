@@ -22,7 +22,8 @@ def as_action(action: Any, shape: tuple[int | None, ...] | None) -> np.ndarray:
     """
     try:
         array = np.asarray(action)
-    except (TypeError, ValueError):  # a tensor on a GPU; rows of several lengths
+    # A tensor on a GPU, or with a gradient; rows of several lengths.
+    except (TypeError, ValueError, RuntimeError):
         array = np.empty(0, object)
     if array.dtype.kind not in "fiub":
         raise InvalidActionError(

@@ -72,7 +72,8 @@ def read_yaml(path: Any, kind: type[T], error: _Error = ConfigError, advice: str
     data = read_bytes(path, error, advice)
     try:
         values = yaml.safe_load(io.BytesIO(data))
-    except (yaml.YAMLError, ValueError, RecursionError) as reason:
+    except (yaml.YAMLError, ValueError, RecursionError, LookupError, AttributeError) as reason:
+        # The last two are of tags on what they are not for, as !!bool maybe.
         raise _refused(error, f"{path} is not valid YAML: {one_line(reason)}", advice) from reason
     return to_type(values, kind, str(path), error, advice)
 

@@ -8,9 +8,10 @@ from importlib import metadata
 from pathlib import Path
 
 import pytest
+import yaml
 
+from vla_gym.assets import cache_dir, resolve_asset_pack
 from vla_gym.assets import pack as pack_module
-from vla_gym.assets import resolve_asset_pack
 from vla_gym.assets.lite.generate import GENERATORS
 from vla_gym.assets.manifest import listed
 from vla_gym.assets.pack import WHEELS, verify_pack
@@ -21,6 +22,7 @@ from vla_gym.errors import AssetError, UnknownTaskError
 from vla_gym.suites import get_suite, get_task
 from vla_gym.suites.libero import load_task_model
 from vla_gym.suites.libero import tasks as tasks_module
+from vla_gym.suites.libero.upstream_env import write_config
 from vla_gym.vector.plan import EnvPlan
 
 MESH = "stable_scanned_objects/plate/visual/model_vis.msh"
@@ -109,6 +111,20 @@ def test_without_wheels_the_cache_counts(tmp_path, monkeypatch):
         resolve_asset_pack("libero")
     fake_assets(tmp_path / "libero-assets")
     assert resolve_asset_pack("libero").root == tmp_path / "libero-assets"
+
+
+def test_a_home_that_nobody_has_is_a_folder_that_is_missing(monkeypatch):
+    monkeypatch.setenv("VLA_GYM_CACHE", "~nobody-of-this-name/cache")
+    assert cache_dir().name == "cache"
+    monkeypatch.setenv("VLA_GYM_LIBERO_ASSETS", "~nobody-of-this-name/assets")
+    with pytest.raises(AssetError, match="nobody-of-this-name"):
+        resolve_asset_pack("libero")
+
+
+def test_libero_is_told_where_it_is_whatever_the_folders_are_called(tmp_path):
+    write_config(tmp_path, Path("/data/it's: here"), Path("/caf\u00e9 #1"))
+    told = yaml.safe_load((tmp_path / "config.yaml").read_text("utf-8"))
+    assert told["bddl_files"] == "/data/it's: here/bddl_files" and told["assets"] == "/caf\u00e9 #1"
 
 
 @pytest.mark.parametrize(

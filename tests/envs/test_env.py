@@ -7,6 +7,7 @@ import re
 import gymnasium as gym
 import numpy as np
 import pytest
+import torch
 from gymnasium.error import ResetNeeded
 from gymnasium.utils.env_checker import check_env
 from stable_baselines3.common.env_checker import check_env as sb3_check_env
@@ -205,8 +206,9 @@ def test_the_largest_seed_of_a_vector_environment_and_what_is_none():
         np.full(7, np.nan),
         np.zeros(6),
         np.zeros((1, 7)),
+        torch.zeros(7, requires_grad=True),
     ],
-    ids=["complex", "ragged", "no array", "not finite", "too few", "a chunk"],
+    ids=["complex", "ragged", "no array", "not finite", "too few", "a chunk", "with a gradient"],
 )
 def test_a_bad_action_is_refused_before_anything_moves(env, action):
     base = env.unwrapped

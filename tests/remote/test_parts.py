@@ -416,7 +416,7 @@ def test_what_a_node_cannot_be_told_leaves_no_gap_in_the_numbers_of_commands():
 def test_what_cannot_be_sent_is_one_error_and_no_host_stays(make_vec, monkeypatch):
     hosts = BreakableHosts(2)
     lock = threading.Lock()
-    with pytest.raises(ConfigError, match="cannot be sent to other machines.*lock"):
+    with pytest.raises(ConfigError, match="cannot be sent to another process.*lock"):
         make_vec(2, hosts, {0: {"faults": [lock]}})
     assert hosts.closed == 1 and not hosts.placed
 

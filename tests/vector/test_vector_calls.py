@@ -1,11 +1,13 @@
 """The vector env's own ways: send and recv, groups, calls, states, wrappers; and misuse."""
 
 import pickle
+import threading
 from functools import partial
 
 import gymnasium as gym
 import numpy as np
 import pytest
+import torch
 from stub_envs import LIMIT, SUCCESS, Fault, Gate, StubEnv, stub_factory
 from trees import assert_same
 from vector_reference import (
@@ -55,6 +57,8 @@ def test_bad_actions_are_refused_before_anything_moves(make_vec, workers):
     huge = np.full((3, 3), 1e39)  # finite, but not as float32
     for actions, match in (
         *((wrong, "shape") for wrong in (np.zeros((2, 3)), np.zeros(9), [["a"] * 3] * 3)),
+        (torch.zeros((3, 3), requires_grad=True), "shape"),
+        (torch.zeros((3, 3), device="meta"), "shape"),  # as one on a GPU
         (bad, r"\[1\] are not finite"),
         (huge, r"\[0, 1, 2\] are not finite"),
     ):
@@ -140,6 +144,33 @@ def test_envs_must_share_their_spaces():
     for workers in (0, 2):
         with pytest.raises(ConfigError, match="2"):
             LiberoVectorEnv(3, env_factory=factory, workers=workers)
+
+
+@by_workers
+def test_an_observation_without_an_entry_is_an_error(make_vec, workers):
+    """What was there two steps before must not stand in for it."""
+
+    class Forgets(gym.Wrapper):
+        def step(self, action):
+            obs, *rest = super().step(action)
+            del obs["task_id"]
+            return obs, *rest
+
+    envs = make_vec(2, workers=workers, env_wrappers=[Forgets])
+    envs.reset(seed=0)
+    with pytest.raises(ConfigError, match=r"Expected an observation with the entries .*task_id"):
+        envs.step(np.zeros((2, 3), np.float32))
+
+
+def test_what_cannot_be_sent_to_a_worker(make_vec):
+    lock = threading.Lock()
+    with pytest.raises(ConfigError, match="environments cannot be sent to another process.*lock"):
+        LiberoVectorEnv(1, env_factory=lambda i: StubEnv(i + bool(lock)), workers=1)
+    envs = make_vec(2, workers=2)
+    expected = begin(envs, 0)
+    with pytest.raises(ConfigError, match="arguments cannot be sent to another process.*lock"):
+        envs.set_attr("script", [None, lock])
+    expected.check_step(envs.step(expected.actions()))
 
 
 # Sending and receiving

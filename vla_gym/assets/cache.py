@@ -21,7 +21,7 @@ def cache_dir() -> Path:
     """
     override = os.environ.get(CACHE_VARIABLE)
     if override:
-        return Path(override).expanduser().absolute()
+        return Path(os.path.expanduser(override)).absolute()
     return platformdirs.user_cache_path("vla-gym")
 
 

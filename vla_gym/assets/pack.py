@@ -83,7 +83,7 @@ def resolve_asset_pack(assets: str | Path | None = None) -> AssetPack:
 
 def _libero_pack() -> AssetPack:
     if configured := os.environ.get(LIBERO_VARIABLE):
-        path = Path(configured).expanduser().absolute()
+        path = Path(os.path.expanduser(configured)).absolute()
         return _pack_at(path, f"{LIBERO_VARIABLE}={configured}")
     spec = importlib.util.find_spec(_WHEEL_MODULE)
     folders = list(spec.submodule_search_locations or ()) if spec else []

@@ -10,18 +10,17 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, wait
 from typing import Any
 
-import cloudpickle
 import numpy as np
 
 import vla_gym
-from vla_gym.errors import ConfigError, VlaGymError, WorkerError
+from vla_gym.errors import VlaGymError, WorkerError
 from vla_gym.remote.links import Link, Wanted
 from vla_gym.remote.messages import Answer
 from vla_gym.remote.part import asset_digest
 from vla_gym.remote.shards import Hosts
 from vla_gym.vector.processes.interrupts import Interrupts
 from vla_gym.vector.shared_memory import OF_RESETS, RESET, Layout, map_arrays
-from vla_gym.vector.worker import Event, Failure
+from vla_gym.vector.worker import Event, Failure, packed
 
 _CLOSE_S = 5.0  # for a part to close its environments
 
@@ -74,7 +73,10 @@ class RemotePool:
         self._answers: queue.SimpleQueue[tuple[Link, Future[Answer]]] = queue.SimpleQueue()
         try:
             digest = asset_digest(assets)
-            self._starts = [(vla_gym.__version__, assets, digest, _packed(b)) for b in builders]
+            self._starts = [
+                (vla_gym.__version__, assets, digest, packed(b, "The environments"))
+                for b in builders
+            ]
             for worker in range(len(blocks)):
                 self.start(worker)
         except BaseException:
@@ -233,13 +235,3 @@ class RemotePool:
             link.shard.kill()
         self._hosts.close()
         self._columns.clear()
-
-
-def _packed(build: Callable[[], Any]) -> bytes:
-    try:
-        return cloudpickle.dumps(build)
-    except Exception as error:
-        raise ConfigError(
-            f"The environments cannot be sent to other machines: {error}. Give arguments, "
-            "factories and vector_wrappers that cloudpickle can pack."
-        ) from error

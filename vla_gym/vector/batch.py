@@ -49,7 +49,7 @@ class Batch:
         column = self._table.columns["action"]
         try:
             array = np.asarray(actions)
-        except ValueError:  # rows of several lengths, or nested too deeply
+        except (TypeError, ValueError, RuntimeError):  # as in vla_gym.actions
             array = np.empty(0, object)
         expected = (len(ids), *column.shape[1:])
         if array.shape != expected or not np.can_cast(array.dtype, column.dtype, "same_kind"):

@@ -16,14 +16,13 @@ from math import inf
 from multiprocessing.connection import Connection
 from typing import Any
 
-import cloudpickle
 import numpy as np
 
 from vla_gym.errors import VlaGymError, WorkerError
 from vla_gym.vector.processes.client import ProcessServer, ServerDied, WorkerProcess
 from vla_gym.vector.processes.interrupts import Interrupts
 from vla_gym.vector.shared_memory import Layout, map_arrays
-from vla_gym.vector.worker import Event, Failure, WorkerSpec
+from vla_gym.vector.worker import Event, Failure, WorkerSpec, packed
 
 _PRELOAD = "vla_gym.vector.preload:preload"
 _CLOSE_S = 5.0  # for a worker to close its environments
@@ -134,7 +133,7 @@ class ProcessPool:
                 ours.setsockopt(socket.SOL_SOCKET, option, limit)
             process = server.spawn(
                 "vla_gym.vector.worker:main",
-                cloudpickle.dumps(spec),
+                packed(spec, "The environments"),
                 [theirs.fileno(), self._memory_fd],
                 environ,
                 timeout=self._start_timeout,
@@ -156,7 +155,7 @@ class ProcessPool:
 
     def call(self, worker: int, ids: Sequence[int], method: str, arguments: list[Any]) -> None:
         """Call a method of rows; the results come as an event."""
-        message = cloudpickle.dumps(("call", list(ids), method, arguments))
+        message = packed(("call", list(ids), method, arguments), "These arguments")
         name = f"{method} {arguments[0][0]!r}" if method in ("call", "set_attr") else method
         self._send(worker, message, name, 1)
 

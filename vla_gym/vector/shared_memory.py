@@ -158,13 +158,28 @@ def leaves(space: spaces.Space[Any], name: str = "obs") -> dict[str, spaces.Spac
     )
 
 
-def write_value(arrays: Mapping[str, np.ndarray], value: Any, name: str = "obs") -> None:
-    """Write an observation into the arrays of its leaves; what lies there already is not copied."""
-    if isinstance(value, Mapping):
-        for key, inner in value.items():
-            write_value(arrays, inner, f"{name}/{key}")
-    elif value is not arrays[name]:
-        arrays[name][...] = value
+def write_value(arrays: Mapping[str, np.ndarray], value: Any) -> None:
+    """Write an observation into the arrays of its leaves; what lies there already is not copied.
+
+    Raises:
+        ConfigError: If it has other entries than they.
+    """
+    parts = _parts(value, "obs")
+    if parts.keys() != arrays.keys():  # the old values would stay
+        raise ConfigError(
+            f"Expected an observation with the entries of observation_space, {sorted(arrays)}, got "
+            f"{sorted(parts)}."
+        )
+    for name, part in parts.items():
+        if part is not arrays[name]:
+            arrays[name][...] = part
+
+
+def _parts(value: Any, name: str) -> dict[str, Any]:
+    """Return what an observation is made of, by path as :func:`leaves` has it."""
+    if not isinstance(value, Mapping):
+        return {name: value}
+    return {p: v for key, part in value.items() for p, v in _parts(part, f"{name}/{key}").items()}
 
 
 def read_value(

@@ -229,6 +229,21 @@ def _message(event: Event) -> bytes:
     return cloudpickle.dumps(tuple(event._replace(value=portable(event.value, "a worker process"))))
 
 
+def packed(value: Any, what: str) -> bytes:
+    """Return what another process unpacks.
+
+    Raises:
+        ConfigError: If it holds what cannot be packed; ``what`` names it.
+    """
+    try:
+        return cloudpickle.dumps(value)
+    except Exception as error:  # of any class's __reduce__
+        raise ConfigError(
+            f"{what} cannot be sent to another process: {error}. Give arguments, factories and "
+            "wrappers that cloudpickle can pack."
+        ) from error
+
+
 def portable(error: Exception, where: str) -> Exception:
     """Return an exception that can be pickled, with a note of where it was raised."""
     text = _format(error)

@@ -14,6 +14,8 @@ import types
 from pathlib import Path
 from typing import Any
 
+import yaml
+
 from vla_gym.errors import AssetError, CompileError
 from vla_gym.suites.libero.tasks import LiberoTask, libero_data_root
 
@@ -129,5 +131,5 @@ def write_config(folder: Path, root: Path, assets: Path) -> None:
         "datasets": folder / "datasets",
         "assets": assets,
     }
-    lines = [f"{key}: '{value}'" for key, value in paths.items()]
-    (folder / "config.yaml").write_text("\n".join(lines) + "\n", encoding="utf-8")
+    text = yaml.safe_dump({key: str(path) for key, path in paths.items()}, allow_unicode=True)
+    (folder / "config.yaml").write_text(text, encoding="utf-8")
