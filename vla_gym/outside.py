@@ -33,6 +33,8 @@ MAX_BYTES, MAX_DEPTH, MAX_VALUES, MAX_PATH = 64 * 2**20, 64, 2_000_000, 1024
 Size = Annotated[int, Meta(ge=1, le=2**24)]
 Layers = Annotated[int, Meta(ge=0, le=256)]
 SomeLayers = Annotated[int, Meta(ge=1, le=256)]
+#: Hidden widths of a small network.
+Widths = Annotated[tuple[Size, ...], Meta(min_length=1, max_length=64)]
 #: Side of an image in pixels.
 ImageSide = Annotated[int, Meta(ge=1, le=4096)]
 #: How many actions a chunk has, and how many tasks, states, steps there are.
@@ -120,16 +122,17 @@ def to_type(
 
 
 def check_fields(settings: Any) -> None:
-    """Check a dataclass's numbers, and its words of a few, against its types, whoever gave them.
+    """Check a dataclass's numbers, tuples and words of a few against its types, whoever gave them.
 
     Raises:
         ConfigError: If one is of another type, out of bounds, or none of the words.
     """
-    for name, hint in get_type_hints(type(settings), include_extras=True).items():
-        value = getattr(settings, name, None)
+    hints = get_type_hints(type(settings), include_extras=True)
+    for name in (field.name for field in dataclasses.fields(settings)):
+        hint, value = hints[name], getattr(settings, name)
         value = value.item() if isinstance(value, np.generic) else value
         check_words(value, hint, name)
-        if isinstance(value, int | float) or any(map(_is_number, _kinds_of(hint))):
+        if isinstance(value, int | float | tuple | list) or any(map(_is_number, _kinds_of(hint))):
             to_type(value, hint, name)
 
 

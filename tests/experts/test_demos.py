@@ -294,6 +294,18 @@ def test_damaged_actions_are_one_clear_error(recorded: Path, tmp_path: Path) -> 
             next(read_episodes(path))
 
 
+def test_an_episode_without_frames_is_one_clear_error(recorded: Path, tmp_path: Path) -> None:
+    path = tmp_path / recorded.name
+    shutil.copy(recorded, path)
+    with h5py.File(path, "a") as file:
+        for name in ("actions", *(f"obs/{key}" for key in file["data/demo_0/obs"])):
+            values = file[f"data/demo_0/{name}"][:0]
+            del file[f"data/demo_0/{name}"]
+            file[f"data/demo_0/{name}"] = values
+    with pytest.raises(ConfigError, match="demo_0: no frames"):
+        next(read_episodes(path))
+
+
 def test_two_runs_do_not_share_a_folder(config: DemosConfig, tmp_path: Path) -> None:
     with (
         only_process(tmp_path / ".lock", "held"),

@@ -233,6 +233,12 @@ def test_a_clone_follows_the_instruction(tmp_path, head):
             assert off.mean() < 0.3 and right.mean() > 0.95
 
 
+def test_a_device_that_is_not_there(tmp_path):
+    with pytest.raises(ConfigError, match="device 'nonsense' is not there"):
+        train_mini(run_config(tmp_path, device="nonsense"))
+    assert not (tmp_path / "run").exists()
+
+
 def test_resumed_run_continues_where_it_stopped(tmp_path):
     write_demos(tmp_path)
     train_mini(run_config(tmp_path, steps=10))

@@ -10,6 +10,7 @@ from openvla_checkpoints import CASES, Reference, gap
 from vla_checkpoints import observe
 
 from vla_gym.errors import ConfigError, WeightsError
+from vla_gym.rollout.vla_policy import VLAPolicy
 from vla_gym.vla import TokenVLA
 from vla_gym.vla.mini.backend import MiniBackend
 from vla_gym.vla.mini.model import MiniVLA
@@ -126,7 +127,8 @@ def test_log_probabilities_are_of_the_reference_s_logits(policies):
 def test_tokens_are_drawn_and_scored_alike(policies, base, name):
     mini = MiniBackend(MiniVLA(small_config()), head="token")
     vla = {"openvla-oft": policies["tokens_1img"], "openvla": base, "mini": mini}[name]
-    assert isinstance(vla, TokenVLA)
+    assert isinstance(vla, TokenVLA) and vla.head == "token" and "token" in vla.heads
+    assert VLAPolicy(vla, head="token", temperature=1.0).identity["head"] == "token"
     inputs, shape = observe(vla), (3, vla.horizon, 7)
     greedy, _ = vla.act_tokens(*inputs, temperature=0.0)
     assert torch.equal(vla.tokens_to_actions(greedy), vla.infer(*inputs).actions)

@@ -22,6 +22,7 @@ from vla_gym.vla import FrozenVLA, load
 from vla_gym.vla.files import (
     WEIGHTS_ROOT,
     find_base_model,
+    last_written,
     resolve_weights,
     verify_checksums,
     write_checkpoint,
@@ -282,6 +283,18 @@ def test_an_option_is_set_or_replaced():
     spec = with_option("oft:/p?head=l1&jpeg=false&a=null&b=2", "head", "token")
     assert spec == "oft:/p?head=token&jpeg=false&a=null&b=2"
     assert split_options(spec)[1] == {"head": "token", "jpeg": False, "a": None, "b": 2}
+    spec = with_option("oft:/p?a='true'&vlm='1.10'", "b", 1)  # texts stay texts
+    assert split_options(spec)[1] == {"a": "true", "vlm": "1.10", "b": 1}
+
+
+def test_what_is_written_again_is_another_file_or_folder(tmp_path):
+    inner = tmp_path / "run" / "checkpoints" / "steps.pt"
+    inner.parent.mkdir(parents=True)
+    inner.write_text("first")
+    seen = [last_written(path) for path in (inner, tmp_path / "run")]
+    inner.write_text("second")
+    assert last_written(inner) != seen[0] and last_written(tmp_path / "run") != seen[1]
+    assert last_written(tmp_path / "nothing") == ()
 
 
 def test_results_name_the_options(example_package, checkpoint):

@@ -223,6 +223,8 @@ def read_episodes(
             actions = data[name][key][()].astype(np.float32)
             found = images.shape[:2], proprio.shape, actions.shape
             steps = len(images)
+            if not steps:
+                raise ValueError(f"{name}: no frames")
             if images.ndim != 5 or found != ((steps, 2), (steps, 8), (steps, 7)):
                 raise ValueError(f"{name}: images, states and actions of shapes {found}")
             if not (np.isfinite(proprio).all() and np.isfinite(actions).all()):

@@ -115,6 +115,7 @@ class RLTokenEncoder(_RLTokenPart):
 
     def __init__(self, config: RLTokenModelConfig) -> None:
         super().__init__(config)
+        self.dim, self.hidden_size = config.dim, config.hidden_size
         self.mean: torch.Tensor
         self.std: torch.Tensor
         self.register_buffer("mean", torch.zeros(config.hidden_size))
@@ -132,16 +133,6 @@ class RLTokenEncoder(_RLTokenPart):
             size = config.max_tokens, config.hidden_size
             self.linear = LinearPath(*size, config.dim, config.linear_rank or rank_for(*size))
         self.out_norm = nn.LayerNorm(config.dim, elementwise_affine=False)
-
-    @property
-    def dim(self) -> int:
-        """Size D of the RL token."""
-        return self.config.dim
-
-    @property
-    def hidden_size(self) -> int:
-        """Size H of the hidden states."""
-        return self.config.hidden_size
 
     def fit_scale(self, hidden: torch.Tensor) -> None:
         """Take mean and standard deviation per dimension from hidden states (B, M, H).

@@ -60,11 +60,14 @@ def resolve_weights(name_or_path: str | Path, suffix: str = "") -> Path:
     )
 
 
-def last_written(folder: Path) -> tuple[tuple[str, int, int, int], ...]:
-    """Return names, numbers, sizes and times of a folder: others once it is written again."""
+def last_written(path: Path) -> tuple[tuple[str, int, int, int], ...]:
+    """Return names, numbers, sizes and times of a file, or of a folder and the folders in it.
+
+    They are others once it is written again.
+    """
     try:
-        stats = [(file.name, file.stat()) for file in os.scandir(folder)]
-    except OSError:  # no folder, a link to nowhere: what is wrong tells who reads it
+        stats = [(str(p), p.stat()) for p in (path, *path.glob("*"), *path.glob("*/*"))]
+    except OSError:  # nothing there, a link to nowhere: what is wrong tells who reads it
         return ()
     return tuple(sorted((name, s.st_ino, s.st_size, s.st_mtime_ns) for name, s in stats))
 

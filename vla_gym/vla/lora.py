@@ -216,7 +216,7 @@ class LoraAdapters:
             with warnings.catch_warnings():  # transformers' own deprecations, met by peft
                 warnings.simplefilter("ignore", FutureWarning)
                 peft_model = get_peft_model(model, config)
-        except ValueError as error:
+        except (ValueError, TypeError, re.error) as error:  # as target_modules "(" raises
             raise ConfigError(f"No adapters in {type(model).__name__}: {error}") from error
         # A path of this machine would be recorded otherwise.
         config.base_model_name_or_path = getattr(vla, "name", type(model).__name__)

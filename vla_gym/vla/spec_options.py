@@ -84,8 +84,12 @@ def with_option(spec: str, name: str, value: object) -> str:
     """
     place, options = split_options(spec)
     options[name] = value
-    texts = (v if isinstance(v, str) else json.dumps(v) for v in options.values())
-    return f"{place}?{'&'.join(f'{k}={v}' for k, v in zip(options, texts, strict=True))}"
+
+    def text(option: Any) -> str:
+        plain = isinstance(option, str) and _scalar(option) == option
+        return option if plain else json.dumps(option)
+
+    return f"{place}?{'&'.join(f'{k}={text(v)}' for k, v in options.items())}"
 
 
 def _scalar(text: str) -> Any:

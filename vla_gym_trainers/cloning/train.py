@@ -17,6 +17,7 @@ from vla_gym.errors import ConfigError
 from vla_gym.rollout import Start, play
 from vla_gym.rollout.vla_policy import VLAPolicy
 from vla_gym.suites import SUITES, Task, suite_tasks
+from vla_gym.vla import check_device
 from vla_gym.vla.files import resolve_weights, write_checkpoint
 from vla_gym.vla.mini.backend import MiniBackend
 from vla_gym.vla.mini.model import MiniVLA, MiniVLAConfig, load_model
@@ -82,6 +83,7 @@ def train_mini(config: MiniConfig) -> dict[str, Any]:
         ConfigError: If the demonstrations are missing or malformed, or nothing can be evaluated.
         WeightsError: If a checkpoint to start from is unusable.
     """
+    check_device(config.device)
     torch.set_num_threads(config.threads)
     facts = machine_facts()
     if config.eval_episodes:

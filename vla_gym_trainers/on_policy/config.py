@@ -60,7 +60,8 @@ class OnPolicyConfig(WorldModelSettings, PolicySettings, TaskSettings, Checkpoin
     """Seed of networks, draws and layouts."""
 
     total_steps: PositiveInt = 1_000_000
-    """Control steps to play, in all processes together."""
+    """Control steps to play, in all processes together; what falls, by learning_rate_end and
+    noise_end, is at its end there, so more of them at a resume raise it again."""
     ahead: Count = 0
     """Rollouts that are played ahead of the update: 0 plays and learns in turn; 1 plays the next
     one while this one is learnt from, stale by one update; more, by at most so many."""
@@ -88,8 +89,6 @@ class OnPolicyConfig(WorldModelSettings, PolicySettings, TaskSettings, Checkpoin
     of the whole sample, or the factors' geometric mean (chunk-mean)."""
     log_ratio_clamp: PositiveFloat = 10.0
     """Logarithms of ratios are cut beyond +- this."""
-    advantage_clamp: PositiveFloat | None = None
-    """Advantages are cut beyond +- this; None: never."""
     entropy_coef: NonNegativeFloat = 0.0
     """Weight of the entropy."""
     kl_coef: NonNegativeFloat = 0.0

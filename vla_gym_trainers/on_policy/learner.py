@@ -111,8 +111,6 @@ class Learner:
             group["lr"] = rate * phase.rate_share
         head = self.policy.value_head
         returns = None if head is None else returns
-        if config.advantage_clamp is not None:
-            advantages = advantages.clamp(-config.advantage_clamp, config.advantage_clamp)
         in_windows = self.policy.memory_size and config.sequential_training
         batch = gather(
             self.policy,

@@ -158,13 +158,6 @@ class MixedActor:
         taught = self.teacher(*inputs)
         played = self._noisy(taught.actions, keys)
         by_teacher = keyed_uniform(_with(keys, _CHOICE), ()) < self.epsilon
-        if bool(by_teacher.all()):
-            log_probs = torch.zeros((len(keys), *self.policy.factors))
-            value_input = self.policy.value_input(*inputs)
-            values = self.policy.values_of(value_input, len(log_probs))
-            return Act(
-                taught.sample, log_probs, values, played, value_input, taught.sample, by_teacher
-            )
         own = self.policy.act(*inputs, keys)
 
         def either(theirs: Tensor | float, mine: Tensor) -> Tensor:

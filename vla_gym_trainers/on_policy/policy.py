@@ -180,16 +180,11 @@ class Policy(ABC):
         )
 
     @torch.no_grad()
-    def value_input(self, observation: Observation, instructions: Sequence[str]) -> Tensor | None:
-        """Return what values are read off, (B, H); None without a value head."""
-        if self.value_head is None:
-            return None
-        return self.distribution(observation, instructions)[1]
-
-    @torch.no_grad()
     def values(self, observation: Observation, instructions: Sequence[str]) -> Tensor:
         """Return the values (B,) of observations."""
-        return self.values_of(self.value_input(observation, instructions), len(instructions))
+        if self.value_head is None:
+            return torch.zeros(len(instructions), device=self.device)
+        return self.values_of(self.distribution(observation, instructions)[1], len(instructions))
 
     def values_of(self, value_input: Tensor | None, count: int) -> Tensor:
         """Return the values (count,) of inputs (count, H); zeros without a value head."""

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from vla_gym.errors import ConfigError
-from vla_gym.outside import Count, FractionBelow1, OpenFraction, PositiveFloat, PositiveInt
+from vla_gym.outside import Count, FractionBelow1, OpenFraction, PositiveFloat, PositiveInt, Widths
 
 Trainable = Literal["lora", "heads", "full"]
 PolicyKind = Literal["tokens", "gaussian", "flow", "own", "rl-token"]
@@ -71,7 +71,7 @@ class PolicySettings:
     rl_token: str = "auto"
     """rl-token: folder of the RL token's encoder; auto: the one that ships with the VLA, else as
     mean; mean: the mean of its hidden states."""
-    net_arch: tuple[int, ...] = (256, 256)
+    net_arch: Widths = (256, 256)
     """rl-token: hidden widths of the network."""
     residual_scale: PositiveFloat = 1.0
     """rl-token: largest mean correction of the VLA's action, in units of the action scale."""

@@ -69,8 +69,9 @@ def probe_rl_token(config: ProbeConfig) -> dict[str, Any]:
     """
     config.check()
     torch.set_num_threads(config.threads)
-    encoder = load_rl_token(config.rl_token or config.vla, config.device)
     vla = load(config.vla, device=config.device)
+    token = config.rl_token or getattr(vla, "shipped_as", None) or config.vla
+    encoder = load_rl_token(token, config.device)
     # Another VLA's token is refused before anything is played.
     encoder.encode(torch.zeros(1, vla.num_hidden_tokens, vla.hidden_size, device=config.device))
     states = states_of_episodes(vla, config)

@@ -190,20 +190,26 @@ class RunDir:
             (draft / _MANIFEST).write_text(json.dumps(sizes), encoding="utf-8")
             for file in draft.iterdir():
                 sync(file)
-            self._remove(final)
+            old = self._aside(final)
             draft.rename(final)
             sync(self.checkpoint_dir)
+            shutil.rmtree(old, ignore_errors=True)
         finally:
             shutil.rmtree(draft, ignore_errors=True)
         for old in self.checkpoints()[:-keep]:
             self._remove(old)
 
     def _remove(self, checkpoint: Path) -> None:
+        # Renamed first: a folder with a checkpoint's name is never half deleted.
+        shutil.rmtree(self._aside(checkpoint), ignore_errors=True)
+
+    def _aside(self, checkpoint: Path) -> Path:
+        """Rename a checkpoint, if it is there; it counts no longer."""
+        trash = checkpoint.with_name(f".{checkpoint.name}.trash")
+        shutil.rmtree(trash, ignore_errors=True)  # of a process that was killed over it
         if checkpoint.exists():
-            # Renamed first: a folder with a checkpoint's name is never half deleted.
-            trash = checkpoint.with_name(f".{checkpoint.name}.trash")
             checkpoint.rename(trash)
-            shutil.rmtree(trash)
+        return trash
 
 
 def _link(source: Path, target: Path) -> None:

@@ -150,7 +150,7 @@ class ChunkPlayer:
         is_warm_up = self.begun + played * len(self._played) < self.config.learning_starts
         # Collecting may be ahead of learning: an untrained plain actor is no policy yet.
         is_trained = self._acting.is_trained and not is_warm_up
-        mean = self._acting.act(obs) if is_trained else obs["vla_action"]
+        mean = self._acting.act(obs) if is_trained else np.nan_to_num(obs["vla_action"])
         noise = self.exploration.sample(env_ids)
         actions = np.clip(mean + noise, -1.0, 1.0).astype(np.float32)
         if is_warm_up and self._explore is not None:

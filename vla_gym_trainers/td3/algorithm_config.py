@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal
 from msgspec import Meta
 
 from vla_gym.errors import ConfigError
-from vla_gym.outside import Count, Fraction, NonNegativeFloat, PositiveInt, check_fields
+from vla_gym.outside import Count, Fraction, NonNegativeFloat, PositiveInt, Widths, check_fields
 from vla_gym.suites.libero.spec import ACTION
 
 Actor = Literal["residual", "plain"]
@@ -119,7 +119,7 @@ class TD3Config:
 
     actor: Actor = "residual"
     """residual: a correction added to the VLA's chunk; plain: the whole chunk, as in the paper."""
-    net_arch: tuple[int, ...] = (256, 256)
+    net_arch: Widths = (256, 256)
     """Hidden widths of all networks."""
     n_critics: Annotated[int, Meta(ge=2)] = 4
     """Number of critics, 2 or more; targets take the minimum."""
@@ -146,8 +146,6 @@ class TD3Config:
         check_fields(self)
         if self.value_range is not None and not self.value_range[0] < self.value_range[1]:
             raise ConfigError(f"value_range: expected (lowest, highest), got {self.value_range}.")
-        if not self.net_arch or min(self.net_arch) < 1:
-            raise ConfigError(f"net_arch: expected widths of 1 or more, got {self.net_arch}.")
         if self.action_scale is not None and not all(size > 0 for size in self.action_scale):
             raise ConfigError(f"action_scale: expected sizes above 0, got {self.action_scale}.")
         if self.actor == "plain" and self.critic_warmup_steps == 0:

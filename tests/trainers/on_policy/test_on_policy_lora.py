@@ -1,6 +1,7 @@
 """LoRA on a backend: exact at first, alone in training, saved apart, merged."""
 
 import copy
+import json
 
 import pytest
 import torch
@@ -110,6 +111,13 @@ def test_mistakes_are_named(vla, tmp_path):
     few = MiniBackend(copy.deepcopy(other.model), "mini-few")
     with pytest.raises(WeightsError, match="trained on 'mini', not on 'mini-few'"):
         LoraAdapters.load(few, tmp_path)
+    config = tmp_path / "adapter_config.json"
+    whole = config.read_text()
+    for wrong in ({"target_modules": "("}, {"modules_to_save": ["blocks"]}):
+        config.write_text(json.dumps(json.loads(whole) | wrong))
+        with pytest.raises(ConfigError, match="No adapters in MiniVLA"):
+            LoraAdapters.load(copy.deepcopy(other), tmp_path)
+    config.write_text(whole)
     (tmp_path / "adapter_model.safetensors").write_bytes(b"no tensors")
     with pytest.raises(WeightsError, match="damaged"):
         LoraAdapters.load(copy.deepcopy(other), tmp_path)

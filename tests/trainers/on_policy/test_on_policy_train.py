@@ -275,6 +275,11 @@ RL_TOKEN = {"policy": "rl-token"}
         (GRPOConfig, {"episodes_per_env": None}, "whole episodes"),
         (GRPOConfig, {"num_envs": 12}, "multiple"),
         (PPOConfig, {**RL_TOKEN, "warmup_steps": 5}, "begins at the VLA"),
+        (
+            PPOConfig,
+            {**RL_TOKEN, "net_arch": (16, 0)},
+            "net_arch: .* >= 1, got 0",
+        ),
         (PPOConfig, {"ahead": 2, "workers": 0}, "cannot draw at once: give workers"),
         (PPOConfig, {"policy": "gaussian", "fresh_heads": True}, "only tokens have"),
         (PPOConfig, {"policy": "flow", "entropy_coef": 0.1}, "constant"),

@@ -309,6 +309,14 @@ def test_bad_options_are_refused():
     ProbeConfig(expert_episodes=3, rollout_episodes=0).check()
 
 
+def test_the_vla_may_have_options(monkeypatch):
+    seen = []
+    monkeypatch.setattr(probes, "states_of_episodes", lambda vla, _: seen.append(vla) or 1 / 0)
+    with pytest.raises(ZeroDivisionError):  # where episodes would be played
+        probes.probe_rl_token(ProbeConfig(vla="mini?head=token"))
+    assert seen[0].head == "token"
+
+
 def test_another_vla_s_token_is_refused_before_anything_is_played(monkeypatch):
     monkeypatch.setattr(probes, "load", lambda *_, **__: PixelVLA())
     monkeypatch.setattr(probes, "states_of_episodes", lambda *_: pytest.fail("played"))

@@ -97,3 +97,16 @@ def test_what_is_kept_is_a_running_average(actor, tmp_path, monkeypatch):
     kept.actor.load_state_dict(expected)
     kept.actor_average = None
     np.testing.assert_allclose(kept.predict(obs)[0], chunk, atol=1e-5)
+
+
+def test_a_chunk_of_the_vla_that_is_not_finite_does_not_reach_the_simulation() -> None:
+    seen = []
+
+    class Blinded(ToyReach):
+        def step(self, action: np.ndarray) -> Any:
+            seen.append(action)
+            obs, *rest = super().step(action)
+            return {**obs, "vla_action": np.full_like(obs["vla_action"], np.nan)}, *rest
+
+    td3_bc(env=Blinded(), learning_starts=100).learn(8)  # all of it warm-up
+    assert len(seen) >= 8 and np.isfinite(seen).all()

@@ -8,6 +8,7 @@ import json
 import multiprocessing
 import os
 import pickle
+import shutil
 import signal
 import sys
 import time
@@ -197,6 +198,32 @@ def test_checkpoints_are_whole_and_the_newest_stay(tmp_path: Path) -> None:
     with run.new_checkpoint(123_456, keep=2) as folder:  # written again after resuming
         (folder / "file").write_text("again")
     assert [(p / "file").read_text() for p in run.checkpoints()] == ["10000", "again"]
+
+
+def test_one_that_is_written_again_is_replaced_before_the_old_one_is_deleted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Deleting takes long, and may be killed; what it leaves is in nobody's way."""
+
+    def write(text: str) -> None:
+        with run.new_checkpoint(7, keep=1) as folder:
+            (folder / "file").write_text(text)
+
+    run, rmtree = RunDir(tmp_path), shutil.rmtree
+    write("old")
+    with monkeypatch.context() as patch:
+        patch.setattr(shutil, "rmtree", killed_over_the_old)
+        with pytest.raises(KeyboardInterrupt):
+            write("new")
+    assert [(p / "file").read_text() for p in run.checkpoints()] == ["new"]
+    assert rmtree is shutil.rmtree and len(list(run.checkpoint_dir.iterdir())) == 2
+    write("newest")
+    assert [p.name for p in run.checkpoint_dir.iterdir()] == ["000000007"]
+
+
+def killed_over_the_old(path: Path, **_: object) -> None:
+    if (path / "file").is_file() and (path / "file").read_text() == "old":
+        raise KeyboardInterrupt
 
 
 def test_the_best_policy_is_that_of_the_run(tmp_path: Path) -> None:

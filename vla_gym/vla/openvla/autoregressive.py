@@ -25,6 +25,8 @@ class OpenVLABackend(OpenVLABase):
     """
 
     epsilon = 0.0
+    heads = ("token",)
+    head = "token"
 
     def __init__(self, parts: Parts, options: OpenVLAOptions, compile: bool = False) -> None:
         super().__init__(parts, options, horizon=1, num_views=1, compile=compile)
