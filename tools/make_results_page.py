@@ -89,7 +89,8 @@ def curve_of(run: Path) -> list[tuple[int, float, float]]:
             counts, rates = zip(*recent, strict=True)
             success = float(np.average(rates, weights=counts)) if sum(counts) >= 100 else None
         steps = row.get(_ENV_STEPS) if counted else row["step"]  # None: the same chunk's second row
-        if success is not None and steps is not None and row.get("time/episodes", 100) >= 100:
+        played = row.get("rollout/success_episodes", row.get("time/episodes", 100))
+        if success is not None and steps is not None and played >= 100:
             points.append((int(steps), round(float(time) / 60, 2), round(float(success), 4)))
     return [points[i] for i in sorted({round(i) for i in np.linspace(0, len(points) - 1, 100)})]
 

@@ -63,6 +63,15 @@ def test_episodes_do_not_depend_on_environments_and_workers() -> None:
     assert len({e.length for e in one}) >= 3
 
 
+def test_what_draws_is_known_before_the_first_episode_ends() -> None:
+    """Rows of results name it, and an evaluation may be stopped after any of them."""
+    facts: dict[str, Any] = {}
+    settings: dict[str, Any] = {"num_envs": 2, "workers": 0, "max_control_steps": 4}
+    episodes = play(VLAPolicy("mini-few"), STARTS[:2], facts=facts, **settings)
+    seen = [(facts.get("gl_renderer"), facts.get("visual_profile")) for _ in episodes]
+    assert len(seen) == 2 and all(renderer and profile for renderer, profile in seen)
+
+
 def observations(rows: int) -> dict[str, np.ndarray]:
     rng = np.random.default_rng(0)
     shape = (rows, 128, 128, 3)

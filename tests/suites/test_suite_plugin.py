@@ -16,6 +16,9 @@ from installed_packages import REACH_SUITE, install, write_metadata
 from vla_gym.envs.registration import register_envs
 from vla_gym.errors import ConfigError, UnknownTaskError
 from vla_gym.rollout import Info, RandomPolicy, Start, play
+from vla_gym.rollout.film import film
+from vla_gym.rollout.noise import ActionNoise
+from vla_gym.rollout.workers import WatchGoals
 from vla_gym.suites import get_suite, get_task, registry, suite_names
 from vla_gym.vector import LiberoVectorEnv
 from vla_gym_trainers.evaluation.command import run_eval
@@ -131,6 +134,29 @@ def test_a_plug_in_is_evaluated_on_all_its_states(reach: None) -> None:
     assert card["results"]["total"]["num_episodes"] == 10
     with pytest.raises(ConfigError, match=r"--episodes must be in 1\.\.5, got 6"):
         run_eval(EvalConfig(policy="random", suite=("reach",), episodes=6))
+
+
+def test_what_only_liberos_own_suites_can_do_is_refused(reach: None) -> None:
+    with pytest.raises(ConfigError, match="--confusion needs a suite .* got reach"):
+        run_eval(EvalConfig(policy="random", suite=("reach",), confusion=True))
+    start = [Start("reach", 0, 0)]  # beside a suite of LIBERO's
+    (episode,) = play(RandomPolicy(), start, workers=0, env_wrappers=[WatchGoals])
+    assert episode.achieved is None
+    assert ActionNoise(0.0, np.random.default_rng(0))(LEFT).tolist() == [-1, 0, 0]
+    with pytest.raises(ConfigError, match="7 numbers.*give noise 0"):
+        ActionNoise(0.1, np.random.default_rng(0))(LEFT)
+
+
+def test_films_of_suites_with_different_cameras(reach: None) -> None:
+    starts = [Start("goal", 8, seed=1), Start("reach", 0, 0)]
+    shapes = [
+        (start, frames[0].shape)
+        for episode, frames in film(RandomPolicy(), starts, size=64, max_control_steps=3)
+        for start in [episode.start]
+    ]
+    cameras = [len(get_suite(start.suite).cameras) for start in starts]
+    assert [start for start, _ in shapes] == starts
+    assert [shape[1] for _, shape in shapes] == [64 * count for count in cameras]
 
 
 def test_a_vla_of_another_robot_is_refused(reach: None) -> None:

@@ -54,10 +54,10 @@ def film(
     suites = list(dict.fromkeys(start.suite for start in starts))
     starts = sorted(starts, key=lambda start: suites.index(start.suite))
     texts = [get_task(start.suite, start.task_id).instruction for start in starts]
-    cameras = parse_cameras(get_suite(suites[0]), cameras)
-    if not cameras:
+    views = {suite: parse_cameras(get_suite(suite), cameras) for suite in suites}
+    if not all(views.values()):
         raise ConfigError("A film takes at least one camera, got none.")
-    rows = video.text_rows(texts, size * len(cameras))
+    rows = video.text_rows(texts, size * min(map(len, views.values())))
     # The physics is not used: this cache only keeps renderers, a few scenes at a time.
     scenes = SceneCache(image_size=size, visual_profile=None, max_scenes=2)
     captions = iter([start.label() for start in starts])
@@ -72,7 +72,7 @@ def film(
             on_step()
         task = env.task_model.task
         limit = env.max_control_steps or task.max_control_steps
-        names = [get_suite(task.suite).cameras[name] for name in cameras]
+        names = [get_suite(task.suite).cameras[name] for name in views[env.suite]]
         images = np.empty((len(names), size, size, 3), np.uint8)
         scenes.render(env.sim, images, names)
         success = bool(info["success"])

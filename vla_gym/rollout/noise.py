@@ -10,6 +10,7 @@ import numpy as np
 
 from vla_gym.envs.libero import LiberoEnv
 from vla_gym.envs.schedule import TaskSchedule
+from vla_gym.errors import ConfigError
 from vla_gym.suites import get_task
 
 # Up to so many random actions move the arm before an expert begins.
@@ -44,11 +45,21 @@ class ActionNoise:
         self._step = 0
 
     def __call__(self, action: np.ndarray) -> np.ndarray:
-        """Return the disturbed action (7,); the gripper command is kept."""
+        """Return the disturbed action (7,); the gripper command is kept.
+
+        Raises:
+            ConfigError: If a robot with other actions is to be disturbed.
+        """
+        noisy = np.array(action, dtype=np.float64)
+        if self._scale == 0.0:
+            return np.clip(noisy, -1.0, 1.0)
+        if noisy.shape != (7,):
+            raise ConfigError(
+                f"Noise is for actions of 7 numbers, got {noisy.shape}: give noise 0."
+            )
         if self._step % BIAS_PERIOD == 0:
             self._bias = self._rng.normal(0.0, self._scale, 6) * BIAS_STD
         self._step += 1
-        noisy = np.array(action, dtype=np.float64)
         noisy[:6] += self._bias + self._rng.normal(0.0, self._scale, 6) * WHITE_STD
         return np.clip(noisy, -1.0, 1.0)
 

@@ -83,7 +83,8 @@ def play(
         policy: Who acts.
         starts: They are begun in this order.
         num_envs: Environments at once.
-        facts: Filled with what the images depend on: ``gl_renderer`` and ``visual_profile``.
+        facts: Filled with what the images depend on, ``gl_renderer`` and ``visual_profile``, before
+            the first episode of each suite.
         **settings: Further arguments of :func:`make_envs`.
 
     Yields:
@@ -94,9 +95,11 @@ def play(
         tasks = {start.task_id for start in mine}
         envs = make_envs(suite, tasks, policy, num_envs=min(num_envs, len(mine)), **settings)
         try:
-            yield from rollout(envs, policy, mine)
-            if facts is not None:
+            if facts is not None:  # before anything is played: rows of results name them
+                _reset(envs, [0], {0: mine[0]})
+                envs.recv(1)
                 facts |= envs.call_some([0], "render_facts")[0]
+            yield from rollout(envs, policy, mine)
         finally:
             envs.close()
 

@@ -10,7 +10,7 @@ import numpy as np
 from vla_gym.envs.libero import LiberoEnv
 from vla_gym.envs.scene_cache import load_task
 from vla_gym.suites import get_suite
-from vla_gym.suites.libero import Predicate, evaluate_goal
+from vla_gym.suites.libero import Predicate, TaskModel, evaluate_goal
 
 
 class ExpertActs(gym.Wrapper[dict[str, Any], np.ndarray, dict[str, Any], np.ndarray]):
@@ -57,9 +57,10 @@ class WatchGoals(gym.Wrapper[dict[str, Any], np.ndarray, dict[str, Any], np.ndar
         own, scene = env.task_model.task, env.task_model.scene_key
         if scene not in self._goals:
             self._goals[scene] = {
-                task_id: tuple(cast(Any, load_task(task, env.assets)).goal)
+                task_id: tuple(model.goal)
                 for task_id, task in enumerate(get_suite(env.suite).tasks)
                 if task.scene_name == own.scene_name
+                and isinstance(model := load_task(task, env.assets), TaskModel)
             }
         # The task's own goal first: it wins if two become true in one control step.
         goals = sorted(self._goals[scene].items(), key=lambda item: item[0] != info["task_id"])

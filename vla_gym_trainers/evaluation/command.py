@@ -80,6 +80,7 @@ def run_eval(config: EvalConfig) -> Card:
             stack.enter_context(torch_threads(config.torch_threads))
         policy = config.make_policy()
         protocol = make_protocol(config, policy)
+        starts_of(protocol)  # so many that no card holds them are refused before they are played
         if other is not None:
             check_comparable(protocol, other)
             check_paired(starts, other.episodes)

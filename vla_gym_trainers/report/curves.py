@@ -18,8 +18,10 @@ SUCCESS_KEYS = {
     TRAINING: ("rollout/success", "rollout/success_rate"),
 }
 REFERENCE_KEYS = ("eval/vla_success", "eval/teacher_success")
-# Training episodes that rollout/success_rate is the mean of.
+# Training episodes that rollout/success_rate is the mean of; keys that count them, the last one
+# those that do not belong to it too.
 _WINDOW = 100
+_COUNTS = ("rollout/success_episodes", "rollout/episodes", "time/episodes")
 # Points of a drawn line.
 _MOST_POINTS = 150
 
@@ -99,7 +101,7 @@ def success(run: Run, kind: str) -> Curve | None:
                 episodes = np.full(len(curve.values), float(_eval_episodes(run)))
             else:
                 rows = [row for row in run.rows if row.get(key) is not None]
-                played = [row.get("rollout/episodes", row.get("time/episodes", 0)) for row in rows]
+                played = [next((row[name] for name in _COUNTS if name in row), 0) for row in rows]
                 most = _WINDOW if key == "rollout/success_rate" else np.inf
                 episodes = np.minimum(most, np.array(played, np.float64))
             return replace(curve, episodes=episodes)

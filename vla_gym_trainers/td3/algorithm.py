@@ -304,6 +304,7 @@ class TD3BC(TD3):
         """Write what was recorded, and the seconds that each part took since the last time."""
         for part, seconds in self.clock.lap().items():
             self.logger.record(f"time/{part}", seconds)
+        self.logger.record("rollout/success_episodes", len(self.ep_success_buffer or ()))
         super().dump_logs()
 
     def set_parameters(self, *args: Any, **kwargs: Any) -> None:

@@ -138,6 +138,12 @@ def test_curves_begin_with_a_hundred_episodes_and_leave_pauses_out(tmp_path):
     rows.append({k: v for k, v in rows[-1].items() if k != "time/total_env_steps"})  # logged again
     (tmp_path / "metrics.jsonl").write_text("\n".join(map(json.dumps, rows)) + "\n")
     assert tool.curve_of(tmp_path) == [(192, 3.0, 0.3), (256, 4.0, 0.4)]
+    counted = [row | {"rollout/success_episodes": row["time/episodes"] // 2 * 2} for row in rows]
+    (tmp_path / "metrics.jsonl").write_text("\n".join(map(json.dumps, counted)) + "\n")
+    assert tool.curve_of(tmp_path) == [(192, 3.0, 0.3), (256, 4.0, 0.4)]
+    counted[2]["rollout/success_episodes"] = 60  # the others began inside demonstrations
+    (tmp_path / "metrics.jsonl").write_text("\n".join(map(json.dumps, counted)) + "\n")
+    assert tool.curve_of(tmp_path) == [(256, 4.0, 0.4)]
 
 
 def test_a_curve_of_rollouts_spans_a_hundred_episodes(tmp_path: Path) -> None:
