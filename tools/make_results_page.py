@@ -23,8 +23,16 @@ from pathlib import Path
 
 import numpy as np
 from page_blocks import fill_blocks
-from results_curves import DOCS, RESULTS, draw_tasks, write_all
-from results_tables import GROUPS, LIBERO_GROUPS, ON_POLICY_GROUPS, Card, blocks, task_panels
+from results_curves import DOCS, RESULTS, draw_pairs, draw_tasks, write_all
+from results_tables import (
+    GROUPS,
+    LIBERO_GROUPS,
+    ON_POLICY_GROUPS,
+    Card,
+    blocks,
+    task_panels,
+    token_runs,
+)
 
 from vla_gym.errors import ConfigError
 from vla_gym_trainers.evaluation.cards import difference, read_card
@@ -33,7 +41,7 @@ from vla_gym_trainers.report.data import read_rows
 
 ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "docs" / f"results{name}.md" for name in ("", "_runs", "_lite")]
-CURVES = tuple(group for group in GROUPS if group not in ("libero_earlier", "ablation"))
+NO_CURVES = ("libero_earlier", "libero_token", "ablation")
 TASKS = {"libero_tasks": {"libero": ""}, "libero_on_policy_tasks": ON_POLICY_GROUPS}
 _ENV_STEPS = "time/total_env_steps"
 
@@ -115,19 +123,21 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--add", nargs=3, metavar=("GROUP/NAME", "RUN", "EVALUATION"))
     arguments = parser.parse_args()
-    drawn = CURVES
+    drawn = GROUPS
     if arguments.add:
         place, run, evaluation = arguments.add
         add(place, Path(run), Path(evaluation))
         group = place.partition("/")[0]
-        drawn = tuple(g for g in CURVES if g == group or (g, group) == ("on_policy", "suite"))
+        drawn = tuple(g for g in GROUPS if g == group or (g, group) == ("on_policy", "suite"))
     tables = blocks()
     for page in PAGES:
         here = re.findall("<!-- begin (.*) -->", page.read_text(encoding="utf-8"))
         fill_blocks(page, {name: tables.pop(name) for name in here})
     if tables:
         raise SystemExit(f"No page has blocks {', '.join(tables)}.")
-    write_all(drawn)
+    write_all(tuple(group for group in drawn if group not in NO_CURVES))
+    if "libero_token" in drawn:
+        (DOCS / "results_libero_token.svg").write_bytes(draw_pairs(token_runs()))
     for picture, groups in TASKS.items():
         if not groups.keys().isdisjoint(drawn):
             (DOCS / f"results_{picture}.svg").write_bytes(draw_tasks(task_panels(groups)))

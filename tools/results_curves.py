@@ -5,10 +5,10 @@ Part of tools/make_results_page.py.
 Reads results/GROUP/NAME/curve.json and train.json, writes docs/results_GROUP.svg. Runs of one kind
 (same task, algorithm and settings, other seeds; of long, suite_ablation and groups on LIBERO's own
 assets: same name but for its -sSEED) share a colour. On lite PPO and GRPO are drawn with
-TD3+BC's runs on the same suite, and runs without the RL token, suite by suite, with the same runs
-that have it.
+TD3+BC's runs on the same suite.
 Training episodes are played on sampled layouts with exploration noise, so the curves lie under the
-greedy results of the tables. draw_tasks shows the official states of each task.
+greedy results of the tables. draw_tasks shows the official states of each task, draw_pairs those of
+pairs of runs.
 """
 
 from __future__ import annotations
@@ -34,9 +34,7 @@ RESULTS, DOCS = ROOT / "results", ROOT / "docs"
 def kind_of(group: str, name: str, train: dict[str, Any]) -> str:
     """Return what runs of other seeds have in common: algorithm and task or suite, or the name."""
     if group in ("suite_ablation", "long") or group.startswith("libero"):
-        own = re.sub(r"-s\d+(?=-|$)", "", name)
-        # Here all runs are of one preset, also those with its gamma in their names.
-        return own.replace("-gamma-0.995", "") if group == "libero_token" else own
+        return re.sub(r"-s\d+(?=-|$)", "", name)
     config = train["config"]
     suite, ids = _suite(train), config["task_ids"]
     stride = f", stride {config['stride']}" if config.get("stride") else ""
@@ -47,20 +45,10 @@ def kind_of(group: str, name: str, train: dict[str, Any]) -> str:
     return f"{train['kind']}, {suite}{stride}{length}"
 
 
-def partner_of(name: str) -> str:
-    """Return the run that a run of libero_token differs from in what it sees."""
-    return re.sub("-(no-use-rl-token(-no-use-reference)?|all-hidden-states|mean)$", "", name)
-
-
 def runs_of(group: str) -> list[tuple[Path, str]]:
     """Return folder and kind of the runs of a group's picture."""
     cards = cards_of(group)
     found = [(folder, kind_of(group, folder.name, train)) for folder, train in cards]
-    if group == "libero_token":
-        partners = {partner_of(folder.name) for folder, _ in cards}
-        for folder, train in [*cards_of("libero"), *cards_of("libero_earlier")]:
-            if folder.name in partners:
-                found.append((folder, kind_of(group, folder.name, train)))
     if group == "on_policy":
         suites = {_suite(train) for _, train in cards}
         for folder, train in cards_of("suite"):
@@ -85,20 +73,16 @@ def draw(group: str) -> bytes | None:
     kinds = list(dict.fromkeys(kind for _, kind in runs))
     if not kinds:
         return None
-    panels = [("", 0, "control steps"), ("", 1, "minutes")]
-    if group == "libero_token":  # of many machines, so minutes would tell of these
-        panels = [(suite, 0, "control steps") for suite in ("goal", "spatial")]
     with matplotlib.rc_context(STYLE):
         figure = Figure(figsize=(8.4, 2.9 + 0.17 * len(kinds)), layout="constrained")
-        for place, (suite, column, name) in enumerate(panels, 1):
+        for column, name in enumerate(("control steps", "minutes")):
             lines: list[Line] = []
             for folder, kind in runs:
-                if kind.startswith(suite):
-                    points = json.loads((folder / "curve.json").read_text())
-                    *x, success = np.array(points, np.float64).T
-                    lines.append((kinds.index(kind), Band(x[column], success)))
-            title = f"{suite} training success by {name}".strip()
-            axes = figure.add_subplot(1, 2, place, title=title, xlabel=name)
+                points = json.loads((folder / "curve.json").read_text())
+                *x, success = np.array(points, np.float64).T
+                lines.append((kinds.index(kind), Band(x[column], success)))
+            title = f"training success by {name}"
+            axes = figure.add_subplot(1, 2, column + 1, title=title, xlabel=name)
             draw_lines(axes, lines, percent=True, most_dots=0)
         keys = [
             Line2D([], [], color=colour_of(i), linestyle=style_of(i)) for i in range(len(kinds))
@@ -134,6 +118,36 @@ def draw_tasks(panels: dict[str, list[tuple[str, dict[str, Any]]]]) -> bytes:
         vla = Line2D([], [], color=colour_of(None), marker="|", linestyle="")
         labels = ["VLA alone", *kinds]
         figure.legend([vla, *keys], labels, loc="outside lower left", frameon=False)
+        return svg_of(figure)
+
+
+def draw_pairs(kinds: dict[str, list[tuple[dict[str, Any], dict[str, Any]]]]) -> bytes:
+    """Return an SVG of the official states that runs solve, and those they are paired with.
+
+    Args:
+        kinds: Settings of runs and results of their evaluation, by what stands in the token's
+            place.
+    """
+    found = sorted({_suite({"config": config}) for runs in kinds.values() for config, _ in runs})
+    with matplotlib.rc_context(STYLE):
+        figure = Figure(figsize=(8.4, 1.0 + 0.55 * len(kinds)), layout="constrained")
+        axes = figure.add_subplot(xlabel="official states of 500 solved")
+        for y, runs in enumerate(kinds.values()):
+            for number, (config, results) in enumerate(runs):
+                at = [y + 0.14 * (number - (len(runs) - 1) / 2)] * 2
+                pair, won = results["paired"]["total"], results["total"]["num_successes"]
+                colour = colour_of(found.index(_suite({"config": config})))
+                x = [pair["both"] + pair["losses"], won]
+                axes.plot(x, at, color=colour, alpha=0.4)
+                axes.plot(x[:1], at[:1], "o", color=colour, markersize=5, markerfacecolor="none")
+                axes.plot(x[1:], at[1:], "o", color=colour, markersize=5)
+        axes.set_yticks(range(len(kinds)), [kind.replace(", ", ",\n") for kind in kinds])
+        axes.invert_yaxis()
+        grey: dict[str, Any] = {"color": colour_of(None), "marker": "o", "linestyle": ""}
+        keys = [Line2D([], [], color=colour_of(i), label=name) for i, name in enumerate(found)]
+        keys.append(Line2D([], [], label="with the token", markerfacecolor="none", **grey))
+        keys.append(Line2D([], [], label="with what stands at the left", **grey))
+        figure.legend(handles=keys, loc="outside lower left", frameon=False, ncols=len(keys))
         return svg_of(figure)
 
 

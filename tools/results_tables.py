@@ -10,7 +10,7 @@ from collections import Counter
 from typing import Any
 
 from page_blocks import markdown_table, rate
-from results_curves import cards_of, kind_of, partner_of
+from results_curves import cards_of, kind_of
 
 from vla_gym.suites import get_task
 from vla_gym_trainers.evaluation.statistics import sign_test
@@ -143,27 +143,34 @@ def _with_defaults(train: Card) -> Card:
 
 
 def tasks_table(group: str) -> list[str]:
-    """Return successes a task of runs on whole suites: a table a suite, a column a run."""
+    """Return successes a task of runs on whole suites: a table a suite, a column a run.
+
+    Of libero_token, which has many, a row a run, with the difference to its partner.
+    """
     suites: dict[str, list[tuple[str, Card]]] = {}
     for name, train, evaluation in load(group):
         if (ids := train["config"]["task_ids"]) is None or len(ids) > 1:
             suites.setdefault(train["config"]["suite"], []).append((name, evaluation["results"]))
     lines: list[str] = []
     for suite, runs in sorted(suites.items()):
-        # Of two runs that are compared with the same one it is told once.
-        others = {partner_of(name): results["paired"]["tasks"] for name, results in runs}
-        rows = []
-        for place, task in enumerate(runs[0][1]["tasks"]):
-            wins = [str(results["tasks"][place]["num_successes"]) for _, results in runs]
-            pairs = [tasks[place] for tasks in others.values()]
-            before = [str(p["both"] + p["losses"]) for p in pairs]
-            vla = " / ".join(before if group == "libero_token" else dict.fromkeys(before))
-            name = f"{task['task_id']}: {task['instruction']}"
-            rows.append([name, vla, *wins])
-        lines += [
-            "",
-            *markdown_table([suite, _compared_with(group), *(name for name, _ in runs)], rows),
-        ]
+        tasks = runs[0][1]["tasks"]
+        won = [[task["num_successes"] for task in results["tasks"]] for _, results in runs]
+        pairs = [results["paired"]["tasks"] for _, results in runs]
+        if group == "libero_token":
+            head = [suite, *(str(task["task_id"]) for task in tasks)]
+            rows = [
+                [name, *(f"{n} ({p['wins'] - p['losses']:+d})" for n, p in zip(*both, strict=True))]
+                for (name, _), *both in zip(runs, won, pairs, strict=True)
+            ]
+        else:
+            head, rows = [suite, "VLA", *(name for name, _ in runs)], []
+            for place, task in enumerate(tasks):
+                before = (str(p[place]["both"] + p[place]["losses"]) for p in pairs)
+                what = f"{task['task_id']}: {task['instruction']}"
+                rows.append(
+                    [what, " / ".join(dict.fromkeys(before)), *(str(n[place]) for n in won)]
+                )
+        lines += ["", *markdown_table(head, rows)]
     return lines[1:] or ["None yet."]
 
 
@@ -184,8 +191,8 @@ def training_table(group: str) -> list[str]:
     return markdown_table(head, rows) if rows else ["None yet."]
 
 
-def token_summary() -> list[str]:
-    """Return the runs of libero_token together, by what actor and critics see."""
+def token_runs() -> dict[str, list[tuple[Card, Card]]]:
+    """Return settings and results of the runs of libero_token, by what actor and critics see."""
     groups: dict[str, list[tuple[Card, Card]]] = {}
     for name, train, evaluation in load("libero_token"):
         config = train["config"]
@@ -196,8 +203,13 @@ def token_summary() -> list[str]:
             seen = "the VLA's chunk" if config["use_reference"] else "proprioception alone"
         seen += ", 20,032 chunks" if "-20000-chunks" in name else ""
         groups.setdefault(seen, []).append((config, evaluation["results"]))
+    return dict(sorted(groups.items(), key=lambda group: ("," in group[0], -len(group[1]))))
+
+
+def token_summary() -> list[str]:
+    """Return the runs of libero_token together."""
     rows = []
-    for seen, runs in sorted(groups.items(), key=lambda group: ("," in group[0], -len(group[1]))):
+    for seen, runs in token_runs().items():
         seeds: dict[str, list[str]] = {}
         for config, _ in runs:
             seeds.setdefault(config["suite"].removeprefix("libero_"), []).append(

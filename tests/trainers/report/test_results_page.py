@@ -83,12 +83,24 @@ def test_runs_of_a_preset_are_counted_together(monkeypatch):
     assert [kind for kind, _ in panels["tokens"]] == ["ppo-goal", "ppo-goal"]
 
 
-def test_runs_without_the_token_are_drawn_with_those_that_have_it() -> None:
-    runs = curves.runs_of("libero_token")
-    without = {folder.name for folder, _ in runs if folder.parent.name == "libero_token"}
-    found = {folder.name for folder, _ in runs} - without
-    assert found == {curves.partner_of(name) for name in without}
-    assert not any("token" in name or "hidden" in name for name in found) and found
+def test_every_run_without_the_token_is_in_one_row_of_table_and_picture() -> None:
+    rows = tables.token_runs()
+    assert sum(map(len, rows.values())) == len(tables.load("libero_token"))
+    picture = curves.draw_pairs(rows)
+    assert picture.count(b"<use") >= 2 * sum(map(len, rows.values()))  # two dots each
+    assert picture == (curves.DOCS / "results_libero_token.svg").read_bytes()
+
+
+def test_tasks_of_runs_without_the_token_stand_beside_their_partners(monkeypatch) -> None:
+    tasks = [{"task_id": 4, "num_successes": 40}, {"task_id": 7, "num_successes": 30}]
+    pairs = [{"wins": 3, "losses": 1}, {"wins": 0, "losses": 8}]
+    results = {"tasks": tasks, "paired": {"tasks": pairs}}
+    runs = [("goal-s7-mean", {"config": {"task_ids": None, "suite": "goal"}}, {"results": results})]
+    monkeypatch.setattr(tables, "load", {"libero_token": runs}.__getitem__)
+    assert tables.tasks_table("libero_token")[::2] == [
+        "| goal | 4 | 7 |",
+        "| goal-s7-mean | 40 (+2) | 30 (-8) |",
+    ]
 
 
 def test_cards_of_other_conditions_are_refused_or_told_apart(tmp_path):
@@ -181,7 +193,6 @@ def test_pictures_show_runs_of_one_kind_in_one_colour(monkeypatch, tmp_path):
     assert curves.kind_of("libero", name, stride) == "spatial-max-minutes-45"
     before = "10-s0-gamma-0.995", stride
     assert curves.kind_of("long", *before) == "10-gamma-0.995", "another curve than 10-s0's"
-    assert curves.kind_of("libero_token", *before) == "10"
     earlier = {"kind": "grpo", "config": {"suite": "goal", "task_ids": None, "baseline": "length"}}
     assert curves.kind_of("on_policy", "x", earlier) == "grpo, goal, baseline by length"
     picture = curves.draw("on_policy").decode()
