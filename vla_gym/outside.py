@@ -235,6 +235,7 @@ def _custom(kind: type, value: Any) -> Any:
         return array
     if kind is not Path:
         raise NotImplementedError(f"{kind} is read from no file")
+    value = str(value) if isinstance(value, Path) else value
     if not isinstance(value, str) or not 0 < len(value) <= MAX_PATH or "\0" in value:
         raise ValueError(f"Expected a path of at most {MAX_PATH} characters, got {_short(value)}")
     return Path(value)
